@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The one entry: every job of the project, installing what it needs from Debian's packages first.
+# The entry point of all jobs of the project; it first installs the Debian packages that a job needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -7,50 +7,54 @@ usage() {
     cat <<'TEXT'
 usage: ./do JOB [ARGUMENT...]
 
-  demo [ARG...]      all-reduce ResNet-50's tensors over 4 ranks: namespaces and AF_XDP as root,
-                     UDP sockets otherwise (see ./do ferroce demo --help)
-  test [ARG...]      every test there is: unit, conformance, AF_XDP between namespaces, the kernel's
-                     rdma_rxe in a virtual machine; arguments go to cargo test
+  demo [ARG...]      all-reduces the tensors of ResNet-50 over 4 ranks: in network namespaces over AF_XDP
+                     as root, over UDP sockets otherwise (see ./do ferroce demo --help)
+  test [ARG...]      the tests of all crates: unit, conformance, AF_XDP between namespaces, the kernel's
+                     rdma_rxe in a virtual machine; arguments are passed to cargo test
   bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
-                     --bench wire [-- --driver af_xdp,memif,udp --only LINE,... --quick --rounds N
-                     --json FILE --svg FILE], the whole system beside its ceiling and its rivals;
+                     --bench wire [-- --driver af_xdp,memif,shm,udp --only LINE,... --quick --rounds N
+                     --json FILE --svg FILE], the whole system between two processes, compared with the bare
+                     driver, a ring in shared memory, the kernel's TCP and UDP, and UCX;
                      --bench collectives [-- --place host,udp,af_xdp --ranks 2,4 --quick --json FILE --svg FILE],
-                     all-reduce and all-gather beside Open MPI's, and gloo's where python3 has a torch;
-                     --bench instructions [-- --update], the guard of CI;
-                     --bench engine | loss | queue_pairs | flood | idle | pacing | rnic | device | reduction [-- --json FILE];
-                     icrc | frame
-  soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
-  model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
+                     all-reduce and all-gather, compared with Open MPI, and with gloo if python3 has torch;
+                     --bench instructions [-- --update], instructions per packet; CI fails above the budget;
+                     --bench device | engine | fabric | flood | frame | icrc | idle | loss | overlap | pacing |
+                     queue_pairs | rails | reduction | rnic | simulators: see benches/README.md
+  soak [BYTES]       sends BYTES (default 10^8) by SEND, WRITE and READ, and 10^5 atomics, over a simulated
+                     link with loss, duplication, reordering and corruption
+  model [BYTES]      random schedules against the reference model until BYTES (default 10^9) are transferred
   lint               rustfmt, clippy and rustdoc, warnings denied
-  package            the crates as crates.io would have them, built with default features; their sizes
+  package            builds each crate as it would be published, with default features, and prints the sizes
   asan               the tests under the address sanitizer
   loom               the runner's sleep and wake-ups in every order that the memory model allows
   mutations [NAME...]
-                     breaks the engine in a copy, one rule at a time; each must change a replay's report
+                     breaks one rule of the engine at a time, in a copy of the sources; each such mutation must
+                     change a report of ferroce replay
   mutations cases [CASE or NAME...]
-                     the same with congestion control and memory of devices; each must fail its conformance case (case_101 to case_108, 137 to 139)
+                     the same for congestion control and GPU memory; each mutation must make its conformance case
+                     fail (case_101 to case_108, case_137 to case_139)
   fuzz [SECONDS] [TARGET...]
-                     each fuzz target, or those named, for SECONDS (300)
+                     runs each fuzz target, or those named, for SECONDS (default 300)
   fuzz-replay TARGET FILE...
-                     inputs of a target once more, such as a finding
+                     runs a fuzz target once on each FILE, for example on a finding
   fuzz-coverage [TARGET...]
-                     which lines of the sources the corpus reaches (after ./do fuzz)
-  ferroce ARG...     the command itself
-  man                the command's man pages into target/man, its shell completions into target/completions
-  dpdk [FOLDER]      libferroce_dpdk.so, which the device dpdk:PORT needs, beside the command (or into FOLDER)
+                     the lines of the sources that the corpus reaches (after ./do fuzz)
+  ferroce ARG...     builds the command and runs it
+  man                writes man pages into target/man and shell completions into target/completions
+  dpdk [FOLDER]      builds libferroce_dpdk.so, which the device dpdk:PORT needs, into target/release (or FOLDER)
 TEXT
 }
 
 say() { echo "do: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# Runs a command whose output goes to standard error, and says every 10 s that it is still at work when it says nothing.
-# On a terminal cargo and apt show that themselves.
+# Runs a command with its output on standard error, and reports every 10 s without output that it is still running.
+# On a terminal cargo and apt show their progress themselves.
 aloud() { # WHAT COMMAND...
     if [ -t 2 ]; then "${@:2}" >&2; else "${@:2}" 2>&1 | narrate "$1" >&2; fi
 }
 
-# Passes lines on; where none comes for 10 s, says so.
+# Forwards lines; after 10 s without one, reports that the command is still running.
 narrate() { # WHAT
     local line='' part started=$SECONDS status
     while :; do
@@ -68,16 +72,16 @@ narrate() { # WHAT
     done
 }
 
-# What the AF_XDP driver is built with.
+# For building the AF_XDP driver.
 build_packages="gcc libc6-dev libxdp-dev"
-# What the shim over DPDK builds with, and the drivers of DPDK's devices.
+# For building the shim over DPDK, and the drivers of DPDK's devices.
 dpdk_packages="gcc pkg-config libdpdk-dev dpdk"
 run_packages="iproute2"
-# tshark judges frames beside us, ethtool turns offloads on and off, nftables spoils packets on their
-# way; PoCL is a device of OpenCL on the CPU; the others make the guest of tools/interop/rxe.
+# tshark checks frames independently, ethtool turns offloads on and off, nftables modifies packets on their path; PoCL is an
+# OpenCL device on the CPU; the others build the guest of tools/interop/rxe.
 test_packages="tshark ethtool nftables util-linux procps perl cpio xz-utils binutils pocl-opencl-icd ocl-icd-libopencl1"
-# valgrind counts instructions; ucx-utils has ucx_perftest, beside which the wire is measured, and Open MPI is what the
-# collectives are measured beside; taskset is in util-linux.
+# valgrind counts instructions; ucx-utils has ucx_perftest, which `wire` compares with, and Open MPI is what `collectives`
+# compares with; taskset is in util-linux.
 bench_packages="valgrind ucx-utils openmpi-bin libopenmpi-dev util-linux"
 
 missing() { # PACKAGE...
@@ -89,7 +93,7 @@ missing() { # PACKAGE...
 
 install_command=(apt-get install --yes --no-install-recommends)
 
-# Installs what is missing. Where it can't, less is built and tested, but in CI (CI=true) nothing.
+# Installs missing packages. If that fails, less is built and tested; in CI (CI=true) it is an error.
 need() { # PACKAGE...
     local lacking; lacking=$(missing "$@")
     [ -n "$lacking" ] || return 0
@@ -112,10 +116,10 @@ install_packages() { # "PACKAGE..."
     DEBIAN_FRONTEND=noninteractive aloud "installing packages" "${install_command[@]}" $lacking
 }
 
-# Whether there is what libFuzzer is built with.
+# Whether the compiler for libFuzzer is available.
 has_cxx() { command -v g++ >/dev/null || need g++; }
 
-# Sets `features`: without the packages of AF_XDP the rest is built all the same.
+# Sets `features`: without the packages for AF_XDP, the rest is built without that driver.
 choose_features() {
     features=()
     command -v cargo >/dev/null || die "no cargo; install Rust (rustup, or your distribution's rust of 1.89 or later)"
@@ -128,7 +132,7 @@ choose_features() {
     fi
 }
 
-# Builds the shim over the system's DPDK, which the driver loads.
+# Builds the shim over the system's DPDK; the driver loads it.
 dpdk_shim() { # FOLDER
     # shellcheck disable=SC2086
     need $dpdk_packages || return 1
@@ -136,7 +140,7 @@ dpdk_shim() { # FOLDER
     driver/dpdk-sys/build-shim "$1"
 }
 
-# The same for programs of this checkout, wherever they lie.
+# The same, for all programs of this checkout.
 with_dpdk() {
     local folder=${CARGO_TARGET_DIR:-$PWD/target}/dpdk
     if dpdk_shim "$folder"; then
@@ -164,12 +168,12 @@ tests() {
     else
         say "not root on x86-64: no rdma_rxe guest, no network namespaces; the tests that need them say so"
     fi
-    # By itself, so that cargo shows how far it is.
+    # Separately, so that cargo shows its progress.
     aloud "building the tests" cargo test --workspace "${features[@]}" --no-run "$@"
     local log status=0; log=$(mktemp)
-    # --show-output: a test that can't run here says why in its output.
+    # --show-output: a test that can't run here prints the reason.
     cargo test --workspace --no-fail-fast "${features[@]}" "$@" -- --show-output 2>&1 | narrate "testing" | tee "$log" || status=$?
-    # The end of what each failed test printed once more, where nobody has to look for it.
+    # Repeats the last lines of each failed test's output at the end.
     awk '/^failures:$/ {in_failures = !in_failures; next}
          /^test result:/ {in_failures = 0}
          !in_failures {next}
@@ -178,7 +182,7 @@ tests() {
          END {for (t = 1; t <= tests; t++)
                   for (l = 0; l < lines[t]; l++)
                       if (l == 0 || l >= lines[t] - 60) print text[t, l]}' "$log"
-    # One line for all the test programs together.
+    # One line for all test programs together.
     awk '/^test result:/ {passed += $4; failed += $6; skipped += $8}
          /^skipped: / {skipped += 1; passed -= 1}
          END {printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped}' "$log"
@@ -193,8 +197,8 @@ bench() {
     cargo bench -p ferroce-benches "${features[@]}" "$@"
 }
 
-# The least version of Rust that Cargo.toml promises. clippy (incompatible_msrv) knows what std had then; where rustup
-# has that toolchain, it compiles everything too.
+# Checks the minimum Rust version in Cargo.toml. clippy (incompatible_msrv) checks the use of std; if rustup has that
+# toolchain, everything is also compiled with it.
 msrv() {
     local version; version=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
     if rustup run "$version" rustc --version >/dev/null 2>&1; then
@@ -208,7 +212,7 @@ lint() {
     choose_features
     cargo fmt --all --check
     cargo clippy --workspace --all-targets "${features[@]}" -- -D warnings
-    # As it is installed without any package.
+    # The configuration that needs no package.
     cargo clippy -p ferroce-tools -- -D warnings
     msrv
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps "${features[@]}"
@@ -222,15 +226,15 @@ lint() {
     fi
 }
 
-# The sanitizers and the fuzzer are unstable features; this makes the stable toolchain take them.
+# The sanitizers and the fuzzer are unstable features; this makes the stable toolchain accept them.
 unstable() { RUSTC_BOOTSTRAP=1 "$@"; }
 
-# Each package is unpacked and built by itself, as users get it: without this workspace and what it patches.
+# Unpacks and builds each package by itself, as users get it: without this workspace and its patches.
 package() {
     local build=${CARGO_TARGET_DIR:-target}/packages file
-    # cargo takes what has a version for unchanged: what it unpacked and built of these crates before must go.
+    # cargo assumes that a version never changes, so previously unpacked and built packages of these crates are removed.
     rm -rf "$build" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/ferroce{,-*}-[0-9]*
-    # The tests stay in the repository, which cargo says of each of them.
+    # The tests are not packaged; cargo warns about each of them.
     cargo package --workspace --allow-dirty --target-dir "$build" --exclude ferroce-benches \
         --exclude ferroce-driver-test-support --exclude ferroce-test-support --exclude libxdp-sys 2>&1 |
         grep --line-buffered -v '^warning: ignoring test ' >&2
@@ -244,7 +248,7 @@ package() {
 asan() {
     choose_features
     with_dpdk
-    # The suppressions are by function, so somebody must know the functions.
+    # The suppressions name functions, so a symbolizer is needed.
     need llvm-14 || true
     export ASAN_OPTIONS=suppressions=$PWD/driver/asan.supp ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14
     export LSAN_OPTIONS=suppressions=$PWD/driver/lsan.supp:print_suppressions=0
@@ -259,9 +263,9 @@ loom_cargo() { # SUBCOMMAND [ARGUMENT...]
     cargo "$subcommand" --locked --release --manifest-path stack/loom/Cargo.toml --target-dir target/loom "$@"
 }
 
-# cargo in the fuzzer's workspace, with the flags that libFuzzer wants of what it drives: those of
-# cargo-fuzz, which this saves an installation. The code under test is safe Rust, and without the address
-# sanitizer (SANITIZER=address) runs several times as often.
+# cargo in the fuzzer's workspace, with the flags that libFuzzer requires: those of cargo-fuzz, which need not be
+# installed. The code under test is safe Rust; without the address sanitizer (SANITIZER=address) it runs several times as
+# fast.
 fuzz_cargo() { # SUBCOMMAND [ARGUMENT...]
     local flags="-Cpasses=sancov-module --cfg fuzzing -Cdebug-assertions -Ccodegen-units=1" option subcommand=$1
     for option in level=4 inline-8bit-counters pc-table trace-compares; do
@@ -275,8 +279,7 @@ fuzz_cargo() { # SUBCOMMAND [ARGUMENT...]
 
 host() { rustc -vV | awk '/^host/ {print $2}'; }
 
-# Builds the targets and their first corpora, and sets `targets` to those named, or all, and `programs` to
-# where they are.
+# Builds the targets and their first corpora. Sets `targets` to the named ones, or to all, and `programs` to their folder.
 fuzz_build() { # [TARGET...]
     has_cxx || die "libFuzzer is built with g++"
     fuzz_cargo build --bins --examples
@@ -308,7 +311,7 @@ fuzz() {
         "$programs/$target" "tools/fuzz/corpus/$target" -artifact_prefix="$artifacts/" \
             -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 >"$log" 2>&1 || {
             result=FINDING status=1
-            # The reason, and how to see it again.
+            # The reason, and how to reproduce it.
             grep -aE 'panicked at|^==[0-9]+==' -A 2 "$log" >&2 || tail -40 "$log" >&2
             finding=$(sed -n 's|.*Test unit written to ||p' "$log" | tail -1)
             if [ -n "$finding" ]; then
@@ -342,8 +345,7 @@ fuzz_replay() { # TARGET FILE...
     exec "$programs/$target" "$@"
 }
 
-# The lines that the corpora reach. The compiler's own LLVM tools must read what the compiler writes:
-# Debian's are of another version.
+# The lines that the corpora reach. The coverage data needs the compiler's own LLVM tools: Debian's have another version.
 fuzz_coverage() {
     local target targets programs tools profiles objects=()
     tools=$(rustc --print sysroot)/lib/rustlib/$(host)/bin
@@ -362,7 +364,7 @@ fuzz_coverage() {
     rm -r "$profiles"
 }
 
-# What `ferroce --help` says, for man and for shells. No driver is needed to say it.
+# The text of `ferroce --help`, as man pages and shell completions. This needs no driver.
 man_pages() {
     local folder=${CARGO_TARGET_DIR:-$PWD/target}
     aloud "building the manual" cargo build -p ferroce-tools --example manual

@@ -1,8 +1,8 @@
-//! Memory of a GPU beside memory of the host: goodput of WRITEs and the time of one, over the in-process driver on one core, and what
-//! the GPU's own copies take, in the same rounds.
+//! GPU memory compared with host memory: goodput of WRITEs and the latency of one, over the in-process driver on one
+//! core, and the times of the GPU's own copies, in the same rounds.
 //!
-//! The GPU is `FERROCE_GPU` (`cuda:1`), else the first of CUDA, else the first of OpenCL; the strict device, which copies by the CPU
-//! and at once, stands beside it: what it loses to memory of the host is the engine's own.
+//! The GPU is `FERROCE_GPU` (`cuda:1`), else the first of CUDA, else the first of OpenCL. The strict device, which
+//! copies by the CPU and synchronously, is measured besides: its difference to host memory is the engine's own cost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Of messages, and of copies.
+/// Of messages and of copies.
 const SIZES: [usize; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const SHORT: u32 = 8;
-/// Copies under way at once, as the engine has several.
+/// Concurrent copies, as the engine has several.
 const COPIES: usize = 8;
 
 struct Scale {
@@ -71,7 +71,7 @@ fn measure(gpu: &Arc<dyn Gpu>, scale: &Scale, state: &mut Rounds) -> Outcome<Val
         })?;
         let [out, into, host, device] = Median::of_each(&runs);
         let slower = out.value.min(into.value);
-        // What the copy out, the way of host memory and the copy in would make one after the other.
+        // The rate of the copy out, the host-memory transfer and the copy in, one after the other.
         let in_turn = 1.0 / (out.value.recip() + host.value.recip() + into.value.recip());
         println!(
             "{size:>9} {} {} {} {} {:>8.0}% {:>8.0}% {:>8.0}%",
@@ -104,7 +104,7 @@ fn cell(median: Median) -> String {
     format!("{:>8.3} ({:>3.0}%)", median.value, 100.0 * median.spread)
 }
 
-/// The GPU's own rate of copies of one size, to staging and from it, in GB/s.
+/// The GPU's own rate of copies of one size, to and from staging memory, in GB/s.
 fn copy_rates(gpu: &Arc<dyn Gpu>, size: usize, bytes: u64) -> Outcome<[f64; 2]> {
     let memory = gpu.allocate(COPIES * size)?;
     let staging = Staging::new(COPIES * size)?;
@@ -117,7 +117,7 @@ fn copy_rates(gpu: &Arc<dyn Gpu>, size: usize, bytes: u64) -> Outcome<[f64; 2]> 
         for n in 1..=count {
             let at = n as usize % COPIES * size;
             let piece = [memory.piece(at as u64, size)?];
-            // As many as are not done.
+            // The copies that are not complete.
             while done.0 + (COPIES as u64) < n {
                 done = queue.done(clock.now())?;
             }
@@ -141,7 +141,7 @@ fn pair(gpu: Option<&Arc<dyn Gpu>>, size: usize) -> Outcome<Pair> {
     Ok(Pair::new([ports.0, ports.1], &setup)?.in_real_time())
 }
 
-/// Of WRITEs of one size, in GB/s, and how often the device has copied each byte, at either end.
+/// The rate of WRITEs of one size, in GB/s, and how often the device has copied each byte, at each end.
 fn write_rate(gpu: Option<&Arc<dyn Gpu>>, size: usize, bytes: u64) -> Outcome<(f64, [f64; 2])> {
     let mut pair = pair(gpu, size)?;
     let count = (bytes / size as u64).max(16);
@@ -154,7 +154,7 @@ fn write_rate(gpu: Option<&Arc<dyn Gpu>>, size: usize, bytes: u64) -> Outcome<(f
     Ok((rate, copied))
 }
 
-/// The time of a WRITE of 8 bytes, from its post to its completion, and what it is made of.
+/// The time of a WRITE of 8 bytes, from its post to its completion, and its parts.
 fn short_writes(gpu: &Arc<dyn Gpu>, scale: &Scale, state: &mut Rounds) -> Outcome<Value> {
     let runs = state.hold(scale.rounds, |_| {
         let [out, into] = copy_times(gpu, scale.writes)?;

@@ -1,9 +1,9 @@
-//! Nanoseconds a packet through the engine, both ends on one core and no driver between them:
-//! frames pass through a ring in memory.
+//! Nanoseconds per packet in the engine, with both ends on one core and no driver between them: frames pass through a
+//! ring in memory.
 //!
-//! A packet here is a WRITE frame with all that it causes: gather, ICRC, emit at one end, parse,
-//! ICRC, checks, scatter at the other, and its share of the ACKs, completions and posts. The columns
-//! behind it say where the time goes: the same copies, ICRCs and headers alone, and the rest.
+//! A packet here is a WRITE frame with all its work: gather, ICRC and emit at one end; parse, ICRC, checks and scatter
+//! at the other; and its share of the ACKs, completions and posts. The further columns split the time: the same copies,
+//! ICRCs and headers alone, and the rest.
 
 use ferroce::driver::machine::Rounds;
 use ferroce::wire::{Bth, FrameBuilder, NetworkHeader, Opcode, Packet, Reth, icrc};
@@ -35,7 +35,7 @@ fn wire_alone(length: usize, count: u64) -> f64 {
     start.each(count)
 }
 
-/// The two ICRCs of such a frame alone: one to write it, one to check it.
+/// The two ICRCs of such a frame alone: one to generate it, one to check it.
 fn icrc_alone(length: usize, count: u64) -> f64 {
     let packet = vec![0x45u8; 20 + 8 + 12 + 16 + length];
     let start = CpuTime::start();

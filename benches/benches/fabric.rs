@@ -1,7 +1,7 @@
-//! What a run of `ferroce fabric` costs: time for each event, events a second and memory, from 16 to 1,024 hosts.
+//! The cost of a run of `ferroce fabric`: time per event, events per second and memory, from 16 to 1,024 hosts.
 //!
 //! The hosts are those of a fat tree at 100 Gb/s with path MTU 4096, and each sends to another one for a millisecond.
-//! The command does the work, in a process of its own for each run; sizes take turns in each round.
+//! The command runs in its own process for each run; sizes take turns in each round.
 
 use std::error::Error;
 use std::path::Path;
@@ -87,7 +87,7 @@ fn run(command: &Path, hosts: u64) -> Result<Cost, Box<dyn Error>> {
         "--json",
     ];
     let output = Command::new(command).args(arguments).output()?;
-    // Status 1: the messages are more than the millisecond has room for.
+    // Status 1: the messages do not complete within the millisecond.
     let said: Value = serde_json::from_slice(&output.stdout)
         .map_err(|error| format!("{error}: {}", String::from_utf8_lossy(&output.stderr)))?;
     let run = &said["cases"][0]["runs"][0];

@@ -1,10 +1,9 @@
-//! A good queue pair beside a flood of junk, all on one core: what a frame of the flood costs, by its
-//! kind and length, and what is left to the good one.
+//! A good queue pair during a flood of junk frames, all on one core: the cost of a junk frame, by kind and length, and
+//! the rate that remains for the good queue pair.
 //!
-//! The budget: where a frame of junk takes `j` nanoseconds and a good packet `g`, and `k` frames of
-//! junk come with each good packet, there is one good packet each `g + k·j`. The table says how near
-//! to that the good queue pair came. The flood is sent by the same core, so `j` is with what that
-//! takes.
+//! The budget: if a junk frame takes `j` nanoseconds and a good packet `g`, and each good packet comes with `k` junk
+//! frames, there is one good packet per `g + k·j`. The table compares the good queue pair with that. The flood is sent
+//! by the same core, so `j` includes the time to send it.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,23 +27,23 @@ use serde_json::{Value, json};
 
 const ROUNDS: usize = 9;
 const PACKETS: u64 = 40_000;
-/// Bytes of a good WRITE, and of the payload of junk in the mix.
+/// Bytes of a good WRITE, and of the payload of junk frames in the mix.
 const LENGTH: u32 = 1024;
 
 /// Of the requester and the responder.
 type Ports = [Box<dyn PacketDriver>; 2];
 
-/// Frames for the responder, over and over.
+/// Frames for the responder, repeated.
 #[derive(Default)]
 struct Flood {
     frames: Vec<(Junk, Vec<u8>)>,
     next: usize,
     sent: [u64; Junk::ALL.len()],
-    /// Behind each good frame come so many.
+    /// The number of junk frames after each good frame.
     times: u64,
-    /// To be sent before the next good one.
+    /// Junk frames to send before the next good one.
     due: u64,
-    /// To be sent at the end of a burst, as long as the port takes them.
+    /// Junk frames to send at the end of a burst, as long as the port accepts them.
     allowance: u64,
 }
 
@@ -106,22 +105,22 @@ fn lock(flood: &Mutex<Flood>) -> MutexGuard<'_, Flood> {
     flood.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A good queue pair and the flood beside it.
+/// A good queue pair and the flood.
 struct Scene {
     pair: Pair,
     flood: Arc<Mutex<Flood>>,
-    /// The most that a burst of the flood has.
+    /// The most junk frames in a burst.
     burst: u64,
-    /// How many frames were lost on the way, by the counters of what is between the two ports.
+    /// The frames that were lost between the two ports, by the counters there.
     lost_on_the_way: Box<dyn Fn() -> u64>,
 }
 
-/// What came of good packets beside a flood.
+/// The results for good packets during a flood.
 #[derive(Clone, Copy, Default)]
 struct Run {
-    /// Nanoseconds a good packet, with its share of the flood.
+    /// Nanoseconds per good packet, including its share of the flood.
     good: f64,
-    /// Frames of junk for a good packet.
+    /// Junk frames per good packet.
     ratio: f64,
 }
 
@@ -134,7 +133,7 @@ impl Scene {
         Ok(Scene { pair, flood, burst, lost_on_the_way: Box::new(|| 0) })
     }
 
-    /// The flood is of these kinds from now on, in any order.
+    /// Sets the kinds of junk frames.
     fn set_frames(&mut self, kinds: &[Junk], payload: usize) -> Result<(), ferroce::Error> {
         let [peer, victim] = &self.pair.ends;
         let path = PathAddress {
@@ -163,8 +162,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Nanoseconds of a frame of the flood that comes alone: what the responder spends on it, and
-    /// the same with sending it.
+    /// Nanoseconds of a junk frame without good packets: at the responder alone, and including the sending.
     fn cost(&mut self, bursts: u64) -> Result<(f64, f64), ferroce::Error> {
         let (mut handled, mut whole) = (0.0, 0.0);
         lock(&self.flood).allowance = self.burst;
@@ -183,7 +181,7 @@ impl Scene {
         Ok((handled, whole))
     }
 
-    /// Carries out good WRITEs with `times` as many frames of junk; `None` is as many as go.
+    /// Executes good WRITEs with `times` as many junk frames; `None` is as many as possible.
     fn run(&mut self, times: Option<u64>, packets: u64) -> Result<Run, ferroce::Error> {
         let before = {
             let mut flood = lock(&self.flood);
@@ -202,7 +200,7 @@ impl Scene {
         Ok(Run { good, ratio })
     }
 
-    /// Takes what is still on the way.
+    /// Receives the frames in flight.
     fn drain(&mut self) -> Result<(), ferroce::Error> {
         while self.pair.ends[1].context.poll(self.pair.now)? > 0 {}
         Ok(())
@@ -213,7 +211,7 @@ impl Scene {
         Ok([a.context.query_qp(a.qps[0])?, b.context.query_qp(b.qps[0])?])
     }
 
-    /// What each kind costs.
+    /// The cost of each kind.
     fn measure_kinds(&mut self, rounds: usize, state: &mut Rounds) -> Result<Value, ferroce::Error> {
         const PAYLOADS: [usize; 4] = [0, 64, 1024, 4096];
         let runs = state.hold(rounds, |_| {
@@ -244,7 +242,7 @@ impl Scene {
         Ok(Value::Array(rows))
     }
 
-    /// Good packets beside the flood, and what must not have happened meanwhile.
+    /// Good packets during the flood, with checks of side effects.
     fn measure_good(
         &mut self,
         kinds: &[Junk],
@@ -252,15 +250,15 @@ impl Scene {
         packets: u64,
         state: &mut Rounds,
     ) -> Result<Value, ferroce::Error> {
-        /// The last is as many as go.
+        /// The last one is as many as possible.
         const FLOODS: [Option<u64>; 4] = [Some(1), Some(4), Some(16), None];
         self.set_frames(kinds, LENGTH as usize)?;
-        // To warm up.
+        // Warm-up.
         for times in FLOODS {
             self.run(times, packets / 10)?;
         }
         let (before, resident) = (self.attributes()?, resident_bytes());
-        // Of the rounds alone: the state of the machine is measured by threads that are made for it.
+        // During the rounds only: measuring the state of the machine starts threads.
         let mut allocated = 0;
         let runs = state.hold(rounds, |_| {
             let (mut alone, mut beside) = ([0.0; 2], [Run::default(); FLOODS.len()]);
@@ -336,12 +334,12 @@ impl Scene {
         }))
     }
 
-    /// Frames that were sent and never came to the responder.
+    /// Frames that were sent and did not arrive at the responder.
     fn dropped(&self) -> u64 {
         self.pair.ends[1].context.driver_stats().rx_dropped + (self.lost_on_the_way)()
     }
 
-    /// Says how often each kind was sent and counted; the same, unless some were lost.
+    /// Compares how often each kind was sent and counted; the numbers are equal, unless some were lost.
     fn check_counters(&self) {
         let victim = &self.pair.ends[1].context;
         let lossless = self.dropped() == 0;
@@ -354,11 +352,11 @@ impl Scene {
     }
 }
 
-/// The good packets between two namespaces; null where that is not possible, and why is said aloud.
+/// The good packets between two namespaces; null if unavailable, with the reason printed.
 #[cfg(feature = "af_xdp")]
 fn measure_af_xdp(rounds: usize, packets: u64, state: &mut Rounds) -> Result<Value, ferroce::Error> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
-    /// The others go to the kernel.
+    /// The kernel receives the others.
     const KINDS: [Junk; 8] = [
         Junk::WrongIcrc,
         Junk::UnknownOpcode,
@@ -372,17 +370,17 @@ fn measure_af_xdp(rounds: usize, packets: u64, state: &mut Rounds) -> Result<Val
     let Some(namespaces) = Namespaces::new(1500) else { return Ok(Value::Null) };
     let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(VETH))?) as Box<dyn PacketDriver>);
     let ports: Result<_, driver::Error> = namespaces.in_a(open).and_then(|a| Ok([a, namespaces.in_b(open)?]));
-    // More than the responder takes in its turn would only be lost in front of it.
+    // More than the responder receives in its turn would be lost in front of it.
     let mut scene = Scene::new(ports?, 48)?;
     scene.pair = scene.pair.in_real_time();
-    // A veth keeps 256 frames, and drops what comes while the kernel puts off to take them out.
+    // A veth stores 256 frames, and drops further ones while the kernel delays their reception.
     scene.lost_on_the_way = Box::new(move || namespaces.in_a(tx_dropped));
     let results = scene.measure_good(&KINDS, rounds, packets, state)?;
     scene.check_counters();
     Ok(results)
 }
 
-/// What the interface of this thread's namespace was to send and dropped.
+/// The frames that the interface of this thread's namespace dropped instead of sending.
 #[cfg(feature = "af_xdp")]
 fn tx_dropped() -> u64 {
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
@@ -391,8 +389,8 @@ fn tx_dropped() -> u64 {
     counters.and_then(|line| line.split_whitespace().nth(11)?.parse().ok()).unwrap_or_default()
 }
 
-/// 1,000 connections between two namespaces, and what requests from hosts that are not there add to their
-/// round trips; client and server each on a thread of its own.
+/// 1,000 connections between two namespaces, and the increase of their round-trip times by requests from nonexistent
+/// hosts; client and server run on their own threads.
 #[cfg(feature = "af_xdp")]
 fn measure_strangers(seconds: u64, state: &mut Rounds) -> Result<Value, ferroce::Error> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};

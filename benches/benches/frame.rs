@@ -1,4 +1,4 @@
-//! Writing and taking apart one frame: headers, copy, ICRC.
+//! Building and parsing one frame: headers, copy, ICRC.
 
 use std::hint::black_box;
 

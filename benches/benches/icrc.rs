@@ -1,5 +1,5 @@
-//! The ICRC of whole packets, in bytes a second, beside the bare CRC-32 of as many bytes; and CRC-32 by
-//! every way that this processor has, in nanoseconds: `cargo bench -p ferroce-benches --bench icrc -- crc32`.
+//! The ICRC of whole packets, in bytes per second, compared with the plain CRC-32 of as many bytes; and CRC-32 by each
+//! method that this processor supports, in nanoseconds: `cargo bench -p ferroce-benches --bench icrc -- crc32`.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -24,15 +24,15 @@ fn icrc(c: &mut Criterion) {
     group.finish();
 }
 
-/// The ceiling: the checksum without the masking of headers.
+/// The upper bound: the checksum without masked headers.
 fn crc32(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
 }
 
-/// Every way to every size; what belongs together comes one after the other.
+/// Each method with each size; related ones follow each other.
 fn levels(c: &mut Criterion) {
     const LARGEST: usize = 4096;
-    // As far from a cache line's start as the payload in a frame's buffer; the copy elsewhere in its page.
+    // At the same offset from a cache line as the payload in a frame's buffer; the copy at another offset in its page.
     let (source, mut copy) = (vec![0x45u8; 42 + LARGEST], vec![0u8; 2048 + LARGEST]);
     let mask = [0x11; 64];
     let mut group = c.benchmark_group("crc32");

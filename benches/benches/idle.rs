@@ -1,14 +1,14 @@
-//! What a runner costs: a core while there is nothing to do, the time to wake up for the first packet,
-//! and the way through its rings beside the same work in one thread.
+//! The cost of a runner: its share of a core when idle, its latency for the first packet, and the cost of its rings
+//! compared with the same work in one thread.
 //!
-//! A wake-up is timed from before the peer posts a message, after a tenth of a second of silence: to its
-//! acknowledgement, when the runner has served it, and to the application's thread having the completion,
-//! which is a second wake-up where that thread blocks. Beside them stands the kernel's own: a datagram
-//! over `lo` to a thread that blocks in `recv`, in the same rounds.
+//! A wake-up is timed from the peer's post of a message, after a tenth of a second of silence: to its acknowledgement,
+//! when the runner has handled it, and to the completion in the application's thread, which is a second wake-up if that
+//! thread blocks. For comparison, the kernel's own wake-up is measured in the same rounds: a datagram over `lo` to a
+//! thread that blocks in `recv`.
 //!
-//! The runner and the thread that blocks in `recv` have one core, what sends to them and what waits for the
-//! completion the other: a scheduler that wakes a thread on the core of one that spins lets it wait for a
-//! time slice, which is milliseconds.
+//! The runner and the thread that blocks in `recv` run on one core, the sender and the thread that waits for the
+//! completion on the other one. A scheduler that wakes a thread on the core of a spinning one makes it wait for a time
+//! slice, which takes milliseconds.
 
 use std::net::UdpSocket;
 use std::thread;
@@ -27,9 +27,9 @@ use ferroce_benches::report::{CpuTime, Median, Options};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 use serde_json::{Value, json};
 
-/// Before each wake-up.
+/// The pause before each wake-up.
 const SILENCE: Duration = Duration::from_millis(100);
-/// How a runner idles, and how the thread waits that it delivers to.
+/// The idle strategies of a runner, and of the thread that waits for its completions.
 const WAYS: [(&str, Idle, Idle); 3] = [
     ("block", Idle::Block, Idle::Block),
     ("adaptive", Idle::Adaptive { spins: 200, yields: 20 }, Idle::Adaptive { spins: 200, yields: 20 }),
@@ -41,9 +41,9 @@ type Ports = [Box<dyn PacketDriver>; 2];
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type Outcome<T> = Result<T, Failure>;
 
-/// How much of everything.
+/// The amount of each measurement.
 struct Scale {
-    /// Seconds of rest.
+    /// The measured idle time.
     rest: Duration,
     wakeups: usize,
     rounds: usize,
@@ -67,10 +67,10 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Where threads run; anywhere if this process has but one core.
+/// The cores of the threads; any, if this process has only one core.
 #[derive(Clone, Copy)]
 struct Cores {
-    /// Who sends, and who waits for the completion.
+    /// The sender, and the thread that waits for the completion.
     near: Option<usize>,
     /// The runner.
     far: Option<usize>,
@@ -89,7 +89,7 @@ impl Cores {
     }
 }
 
-/// Keeps the calling thread on that core.
+/// Pins the calling thread to that core.
 fn settle(core: Option<usize>) -> Result<(), Error> {
     core.map_or(Ok(()), pin_to_core)
 }
@@ -99,7 +99,7 @@ fn loopback_ports() -> Outcome<Ports> {
     Ok([Box::new(a), Box::new(b)])
 }
 
-/// The same between namespaces; null where that is not possible, and why is said aloud.
+/// The same between namespaces; null if unavailable, with the reason printed.
 #[cfg(feature = "af_xdp")]
 fn measure_af_xdp(scale: &Scale, cores: Cores, state: &mut Rounds) -> Outcome<Value> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
@@ -118,7 +118,7 @@ fn measure_af_xdp(_: &Scale, _: Cores, _: &mut Rounds) -> Outcome<Value> {
     Ok(Value::Null)
 }
 
-/// Rest and wake-ups, all ways, by turns.
+/// Idle share and wake-ups, with all strategies in turn.
 fn measure_idle(
     name: &str,
     ports: impl Fn() -> Outcome<Ports>,
@@ -174,7 +174,7 @@ fn measure_idle(
     Ok(json!({ "rows": rows, "kernel": { "p50_us": p50, "p99_us": p99, "over_100_us": late } }))
 }
 
-/// The share of a core that the runner's thread has over this time.
+/// The share of a core that the runner's thread uses in this time.
 fn share_at_rest(handle: &mut RunnerHandle, time: Duration) -> Result<f64, Error> {
     let (start, cpu) = (Instant::now(), handle.call(|_| CpuTime::start())?);
     thread::sleep(time);
@@ -182,8 +182,7 @@ fn share_at_rest(handle: &mut RunnerHandle, time: Duration) -> Result<f64, Error
     Ok(used / start.elapsed().as_nanos() as f64)
 }
 
-/// Microseconds from the peer's post to the acknowledgement, and to the completion at a thread that
-/// waits for it.
+/// Microseconds from the peer's post to the acknowledgement, and to the completion in a thread that waits for it.
 fn wake_up(near: &mut End, handle: &mut RunnerHandle, n: u64, core: Option<usize>) -> Outcome<(f64, f64)> {
     thread::scope(|scope| {
         let waiter = scope.spawn(move || {
@@ -214,7 +213,7 @@ fn wake_up(near: &mut End, handle: &mut RunnerHandle, n: u64, core: Option<usize
     })
 }
 
-/// The same with a datagram and a thread that blocks for it.
+/// The same with a datagram and a thread that blocks in `recv`.
 fn wake_by_kernel(cores: Cores) -> Outcome<f64> {
     let (near, far) = (UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?);
     let to = far.local_addr()?;
@@ -251,8 +250,7 @@ fn percentiles(times: &mut [f64]) -> [f64; 2] {
     [at(0.5), at(0.99)]
 }
 
-/// Eight-byte WRITEs of a queue pair to itself: a context that one thread drives and uses, or a
-/// runner's.
+/// Eight-byte WRITEs of a queue pair to itself: on a context that one thread drives and uses, or on a runner's.
 struct Writer {
     cq: Cq,
     qp: Qp,
@@ -261,7 +259,7 @@ struct Writer {
 
 impl Writer {
     fn new() -> Outcome<(Context, Writer)> {
-        // The peer's port is not used: both queue pairs are of one context.
+        // The peer's port is not used: both queue pairs belong to one context.
         use ferroce::{
             Access, AddressVector, Config, Memory, Psn, QpConfig, ReadyToReceive, ReadyToSend, Transition,
         };
@@ -286,7 +284,7 @@ impl Writer {
         SendWorkRequest { wr_id: n, op, data, flags: SendFlags::SIGNALED }
     }
 
-    /// Nanoseconds a WRITE with `depth` in flight, in this thread.
+    /// Nanoseconds per WRITE with `depth` in flight, in this thread.
     fn run_here(&self, context: &mut Context, count: u64, depth: u64) -> Result<f64, Error> {
         let (mut posted, mut ended, mut clock, start) = (0, 0, Clock::start(), Instant::now());
         while ended < count {
@@ -303,7 +301,7 @@ impl Writer {
         Ok(start.elapsed().as_nanos() as f64 / count as f64)
     }
 
-    /// The same through a handle, and the core time that its runner took.
+    /// The same through a handle, and the CPU time of its runner.
     fn run_there(&self, handle: &mut RunnerHandle, count: u64, depth: u64) -> Result<(f64, f64), Error> {
         let cpu = handle.call(|_| CpuTime::start())?;
         let (mut posted, mut ended, start) = (0, 0, Instant::now());
@@ -324,7 +322,7 @@ impl Writer {
     }
 }
 
-/// What the rings cost, beside one thread that does everything.
+/// The cost of the rings, compared with one thread that does everything.
 fn measure_rings(scale: &Scale, state: &mut Rounds) -> Outcome<Value> {
     println!("8-byte WRITEs of a queue pair to itself over loopback; median of {} rounds", scale.rounds);
     println!(

@@ -1,13 +1,13 @@
-//! Instructions a message, counted by callgrind: the same on every run and every machine with the
-//! same compiler, so that a change of a few percent shows where times do not.
+//! Instructions per message, counted by callgrind: the same on every run and every machine with the same compiler, so
+//! it shows changes of a few percent that times do not.
 //!
-//! Both ends are on one core, with a ring in memory between them, as in `engine`. Each workload runs
-//! twice in a process under valgrind, once with more messages; the difference is what messages cost,
-//! without setting up. The counts must be as `instructions.toml` says, within a few percent, upwards and
-//! downwards: what has become cheaper is worth a lower budget. `-- --update` writes the file anew.
+//! Both ends are on one core, with a ring in memory between them, as in `engine`. Each workload runs twice under
+//! valgrind, once with more messages; the difference is the cost of the messages without the setup. The counts must
+//! match `instructions.toml` within a few percent, upwards and downwards: a lower cost should lower the budget.
+//! `-- --update` writes the file.
 //!
-//! The processor that valgrind shows has no AVX-512, so what is counted is not the fastest CRC; the
-//! table says which one.
+//! Valgrind's processor has no AVX-512, so the counts are not those of the fastest CRC; the table says which one was
+//! used.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -47,7 +47,7 @@ struct Workload {
     op: Op,
     length: u32,
     qps: u32,
-    /// Of a message.
+    /// Per message.
     packets: u64,
 }
 
@@ -66,9 +66,9 @@ const WORKLOADS: [Workload; 8] = [
     workload("read-65536", Op::Read, 1 << 16, 1, 16),
 ];
 
-/// How far a count may be from its budget.
+/// The accepted deviation of a count from its budget.
 const TOLERANCE: f64 = 0.03;
-/// Of the two runs of a workload; multiples of the queue pairs and of what is signaled.
+/// For the two runs of a workload; multiples of the number of queue pairs and of the signaling interval.
 const MESSAGES: [u64; 2] = [4096, 12288];
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
@@ -88,7 +88,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         return Ok(ExitCode::SUCCESS);
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.toml");
-    // Without the file every budget is missing, and said to be.
+    // Without the file every budget is reported as missing.
     let text = std::fs::read_to_string(&file).unwrap_or_default();
     let budgets = read_budgets(&text)?;
     println!("instructions a packet, both ends together, as callgrind counts them");
@@ -135,7 +135,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Instructions of a whole process, and the CRC that it used.
+/// Instructions of a whole process, and the CRC method that it used.
 fn count(workload: &Workload, messages: u64) -> Result<(u64, String), Box<dyn std::error::Error>> {
     let arguments = ["--workload", workload.name, "--messages", &messages.to_string()];
     let counted = callgrind::count(&std::env::current_exe()?, &arguments)?;
@@ -163,7 +163,7 @@ fn write_budgets(counts: &[(&str, f64)]) -> String {
     text
 }
 
-/// Carries messages from end to end, round robin over the queue pairs.
+/// Transfers messages, round robin over the queue pairs.
 fn run(workload: &Workload, messages: u64) -> Result<(), Error> {
     let Workload { op, length, qps, .. } = *workload;
     let depth = if qps == 1 { 64 } else { 4 };

@@ -1,9 +1,9 @@
-//! Goodput against loss, over a simulated link of 100 Gb/s and a round trip of 10 µs, in virtual time:
-//! the same seeds give the same figures on any machine.
+//! Goodput over loss rate on a simulated link of 100 Gb/s with a round-trip time of 10 µs, in virtual time: the same
+//! seeds give the same results on any machine.
 //!
-//! Frames of both directions are lost, each with the same probability. A port takes frames as long
-//! as fewer than `RING` wait for the link, as the ring of a NIC does: what waits there is sent in
-//! vain after a loss, by go-back-N.
+//! Frames of both directions are lost, each with the same probability. A port accepts frames as long as fewer than
+//! `RING` wait for the link, as the ring of a NIC does: with go-back-N, the frames that wait there after a loss are
+//! sent in vain.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 
 const RATE: u64 = 100_000_000_000;
 const ONE_WAY: Duration = Duration::from_micros(5);
-/// One frame in so many is lost; 0 is none.
+/// One in this many frames is lost; 0 means no loss.
 const LOSSES: [u32; 6] = [0, 16384, 4096, 1024, 256, 64];
 const LOSS_NAMES: [&str; 6] = ["0", "1/16384", "1/4096", "1/1024", "1/256", "1/64"];
-/// Frames that wait in a port.
+/// The most frames that wait in a port.
 const RING: usize = 64;
 /// 65 µs: twice the round trip with the rings full.
 const TIMEOUT: u8 = 4;
@@ -29,10 +29,10 @@ const MESSAGE: u32 = 1 << 16;
 const OUTSTANDING: u64 = 128;
 const PACKETS: u64 = 100_000;
 const SEEDS: u64 = 5;
-/// The first so many cases are lines of the chart.
+/// The first cases, which are lines of the chart.
 const IN_CHART: usize = 4;
 
-/// How losses are made good.
+/// The loss recovery.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Recovery {
     GoBackN,
@@ -46,7 +46,7 @@ enum Stream {
     Read,
 }
 
-/// What is measured at each loss.
+/// A curve: one measurement at each loss rate.
 #[derive(Clone, Copy)]
 struct Case {
     recovery: Recovery,
@@ -55,16 +55,16 @@ struct Case {
     window: u32,
     ring: usize,
     timeout: u8,
-    /// READs at once.
+    /// Outstanding READs.
     rd_atomic: u8,
 }
 
-/// What came of a run.
+/// The results of a run.
 struct Run {
-    /// Payload, in bits a second.
+    /// Payload, in bits per second.
     goodput: f64,
     lost: u64,
-    /// Requests; what a READ brings again is its answers.
+    /// Retransmitted requests; for a READ, responses are sent again.
     retransmitted: u64,
     timeouts: u64,
 }
@@ -82,7 +82,7 @@ impl Case {
         }
     }
 
-    /// Nanoseconds that a full packet takes on the link. Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4.
+    /// Nanoseconds of a full packet on the link. Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4.
     fn packet_time(&self) -> f64 {
         let bytes = u64::from(self.path_mtu.bytes()) + 14 + 20 + 8 + 12 + 4 + WIRE_OVERHEAD;
         (bytes * 8) as f64 * 1e9 / RATE as f64
@@ -131,7 +131,7 @@ impl Case {
     }
 }
 
-/// Messages one after the other, as fast as they go.
+/// Messages one after the other, as fast as possible.
 struct Messages {
     stream: Stream,
     posted: u64,
@@ -173,9 +173,9 @@ impl Messages {
     }
 }
 
-/// One case at every loss.
+/// One case at each loss rate.
 struct Curve {
-    /// Of the goodput without loss.
+    /// Relative to the goodput without loss.
     shares: Vec<f64>,
     json: Value,
 }
@@ -240,10 +240,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let case = |recovery| Case::new(recovery, Stream::Write, PathMtu::Mtu4096);
     let (plain, selective) = (case(Recovery::GoBackN), case(Recovery::SelectiveRepeat));
     let path_mtu = PathMtu::Mtu1024;
-    // A READ that waits for what was lost counts until it is complete: 16 of them at once are a
-    // quarter of what the window and the span of selective repeat have room for.
-    // Of a READ or of a deep ring, a window of packets may wait before the one that is sent again:
-    // 170 µs of them, so that the timeout is 0.5 ms there.
+    // A READ that waits for a lost packet counts as outstanding until it is complete: 16 of them are a quarter of what
+    // the window and the span of selective repeat allow. With READs or a deep ring, a window of packets may wait before
+    // the retransmission: they take 170 µs, so the timeout is 0.5 ms there.
     let (send, read) = (Stream::Send, Stream::Read);
     let cases = [
         ("selective repeat, 4096", selective),

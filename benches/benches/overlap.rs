@@ -1,11 +1,12 @@
-//! An all-reduce of two ranks on memory of devices beside each of its three stages alone: the copies between the devices and the host,
-//! the wire, the reductions. Where stages overlap it takes little longer than the longest; one after the other it would take their sum.
+//! An all-reduce of two ranks on device memory, compared with each of its three stages alone: the copies between
+//! devices and host, the network transfer, the reductions. If the stages overlap, it takes little longer than the
+//! longest one; otherwise it would take their sum.
 //!
-//! First in virtual time, where the processor costs nothing: strict devices whose copies and reductions have a speed, on a link of
-//! 100 Gb/s. So what is measured is how well ferroce keeps the three busy at the same time, and a run repeats to the nanosecond.
-//! Then in real time on the GPU that is there, of `FERROCE_GPU`, CUDA or OpenCL, by a thread for each rank and a driver inside the
-//! process. PoCL copies and reduces by the processor that the ranks run on too: there the stages share its cores, and can't overlap
-//! more than it has cores to spare.
+//! First in virtual time, without CPU cost: strict devices whose copies and reductions have a speed, on a link of 100
+//! Gb/s. This measures how well ferroce keeps all three busy at the same time, and a run is reproducible to the
+//! nanosecond. Then in real time on the available GPU (`FERROCE_GPU`, CUDA or OpenCL), with a thread for each rank and
+//! a driver inside the process. PoCL copies and reduces on the CPU that the ranks run on, too: there the stages share
+//! its cores, and can overlap only as far as cores are free.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Barrier};
@@ -27,13 +28,14 @@ use serde_json::{Value, json};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Of one copy, and of one reduction, where they are measured alone: as the engine copies, and as ranks reduce.
+/// Bytes of one copy, and of one reduction, in the separate measurements: those of the engine's copies and of the
+/// ranks' reductions.
 const COPY: usize = 64 << 10;
 const CHUNK: usize = 256 << 10;
-/// Copies or reductions under way at once.
+/// Concurrent copies or reductions.
 const DEPTH: u64 = 16;
 
-/// What all that is measured takes, in seconds.
+/// The measured times, in seconds.
 struct Times {
     copies: f64,
     wire: f64,
@@ -50,7 +52,8 @@ fn main() -> Outcome<()> {
         "{:<44} {:>8} {:>8} {:>10} {:>10} {:>10} {:>10}",
         "", "copies", "wire", "reductions", "all-reduce", "of longest", "of the sum"
     );
-    // Bytes a second that a device copies, each way, and reduces: each of the three stages is the longest once.
+    // GB/s of a device's copies, in each direction, and of its reductions: each of the three stages is the longest one
+    // once.
     let mut rows = Vec::new();
     for [copied, reduced] in [[50, 200], [8, 200], [50, 4], [12, 6]] {
         let open = || {
@@ -105,7 +108,7 @@ fn row(name: &str, times: &Times, spread: f64) -> Value {
     })
 }
 
-/// Whose time it is.
+/// The source of time.
 enum Time {
     Real(Clock),
     Virtual(Nanos),
@@ -127,7 +130,7 @@ impl Time {
     }
 }
 
-/// The copies of one rank alone, both ways at once.
+/// The copies of one rank alone, in both directions at once.
 fn copies(gpu: &Arc<dyn Gpu>, [out, into]: [u64; 2], time: &mut Time) -> Outcome<f64> {
     let ring = DEPTH as usize * COPY;
     let (memory, staging) = (gpu.allocate(2 * ring)?, Staging::new(2 * ring)?);
@@ -155,13 +158,13 @@ fn copies(gpu: &Arc<dyn Gpu>, [out, into]: [u64; 2], time: &mut Time) -> Outcome
     Ok(time.now().since(start).as_secs_f64())
 }
 
-/// The reductions of one rank alone: of so many bytes.
+/// The reductions of one rank alone, of `bytes` bytes.
 fn reductions(gpu: &Arc<dyn Gpu>, bytes: u64, time: &mut Time) -> Outcome<f64> {
     let memory = gpu.allocate(2 * DEPTH as usize * CHUNK)?;
     let sum = Computation::Reduce(Reduction::new(DataType::F32, ReduceOp::Sum));
     let mut reducer = gpu.reducer()?;
     let count = bytes.div_ceil(CHUNK as u64);
-    // Built before.
+    // Built before the measurement.
     let piece = memory.piece(0, CHUNK)?;
     let first = reducer.compute(time.now(), sum, piece, &[piece, piece])?;
     until(&mut *reducer, first, time)?;
@@ -209,7 +212,8 @@ fn ranks(ports: [Device; 2], gpus: [Option<Arc<dyn Gpu>>; 2]) -> Outcome<[(Colle
     Ok(joined.try_into().map_err(|_| "there are two")?)
 }
 
-/// One rank's part: the all-reduce on memory of a device; of the host's, messages of as many bytes each way, which is the wire.
+/// One rank's part: the all-reduce on device memory; for host memory, messages with as many bytes in each direction,
+/// which is the network transfer.
 fn part(
     rank: &mut Collectives,
     all: Communicator,
@@ -227,7 +231,7 @@ fn part(
     })
 }
 
-/// Bytes that the first rank's device has copied so far, out of its memory and into it.
+/// Bytes that the first rank's device has copied so far, from and to its memory.
 fn copied(rank: &Collectives) -> u64 {
     rank.context().counters().value(Counter::DeviceBytes)
 }
@@ -249,7 +253,7 @@ fn modelled(bytes: usize, open: &dyn Fn() -> Result<Arc<dyn Gpu>, GpuError>) -> 
     })
 }
 
-/// The second run of an operation, and what the device of a rank has copied in it.
+/// The second run of an operation, and the bytes that the device of a rank has copied in it.
 fn simulated(bytes: usize, gpus: [Option<Arc<dyn Gpu>>; 2]) -> Outcome<(f64, u64)> {
     let is_all_reduce = gpus[0].is_some();
     let link = LinkConfig::default().rate(100_000_000_000).delay(Duration::from_micros(1));
@@ -294,7 +298,7 @@ fn simulated(bytes: usize, gpus: [Option<Arc<dyn Gpu>>; 2]) -> Outcome<(f64, u64
 fn measured(bytes: usize, gpu: &Arc<dyn Gpu>) -> Outcome<Times> {
     let (all_reduce, moved) = threads(bytes, [Some(gpu.clone()), Some(gpu.clone())])?;
     let (wire, _) = threads(bytes, [None, None])?;
-    // Both ranks' at the same time, as in the operation.
+    // For both ranks at the same time, as in the operation.
     let both = |stage: fn(&Arc<dyn Gpu>, u64, &mut Time) -> Outcome<f64>, bytes: u64| -> Outcome<f64> {
         let times = thread::scope(|scope| {
             let ranks = [(); 2].map(|()| {
@@ -315,7 +319,7 @@ fn measured(bytes: usize, gpu: &Arc<dyn Gpu>) -> Outcome<Times> {
     })
 }
 
-/// As [`simulated`], by a thread for each rank.
+/// As [`simulated`], with a thread for each rank.
 fn threads(bytes: usize, gpus: [Option<Arc<dyn Gpu>>; 2]) -> Outcome<(f64, u64)> {
     let is_all_reduce = gpus[0].is_some();
     let (a, b) = loopback::pair(&ADDRESSES[..1], &ADDRESSES[1..]);

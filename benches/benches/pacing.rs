@@ -1,5 +1,5 @@
-//! How well a rate is kept, and what that costs: over AF_XDP and UDP sockets in real time, with ten thousand queue pairs on
-//! one core, and in nanoseconds a packet against a sender without congestion control.
+//! The accuracy of a rate, and its cost: over AF_XDP and UDP sockets in real time, with ten thousand queue pairs on one
+//! core, and in nanoseconds per packet relative to a sender without congestion control.
 
 use std::error::Error;
 
@@ -23,7 +23,7 @@ fn limited(megabits: u32) -> Config {
     Config::default().congestion(CongestionControl::Dcqcn(control)).line_rate(4_000_000_000_000)
 }
 
-/// Queue pairs that always have something to send.
+/// Queue pairs that always have data to send.
 struct Stream {
     pair: Pair,
     length: u32,
@@ -52,7 +52,7 @@ impl Stream {
         Ok(())
     }
 
-    /// For so many nanoseconds. Returns how many packets were sent, in how many nanoseconds.
+    /// Runs for this many nanoseconds. Returns the number of sent packets, and the elapsed nanoseconds.
     fn run(&mut self, nanos: u64) -> Result<(u64, u64), Box<dyn Error>> {
         let qps = self.pair.ends[0].qps.clone();
         for (at, qp) in qps.iter().enumerate() {
@@ -82,7 +82,7 @@ impl Stream {
     }
 }
 
-/// Each rate over each driver, by turns; null where that is not possible, and why is said aloud.
+/// Each rate over each driver, in turn; null if unavailable, with the reason printed.
 fn measure_drivers(rounds: usize, nanos: u64, state: &mut Rounds) -> Result<Value, Box<dyn Error>> {
     println!("rate of one queue pair, WRITE of 64 KiB, path MTU 1024; median of {rounds} rounds");
     println!("{:<10} {:>10} {:>10} {:>8} {:>8}", "driver", "Mb/s", "kept", "off", "spread");
@@ -151,7 +151,7 @@ fn measure_many(rounds: usize, nanos: u64, state: &mut Rounds) -> Result<Value, 
         sum.spread * 100.0
     );
     drop(stream);
-    // A core that spins is always busy. In virtual time, polled each µs, it takes as long as the work.
+    // A core that spins is always busy. In virtual time, polled every µs, the run takes as long as the work.
     let mut stream = Stream::new(Pair::new(ring::ports(), &setup)?, 4096);
     stream.run(nanos)?;
     let runs = state.hold(rounds, |_| {
@@ -177,7 +177,7 @@ fn measure_many(rounds: usize, nanos: u64, state: &mut Rounds) -> Result<Value, 
     }))
 }
 
-/// Nanoseconds of a poll at a time at which there is nothing to do any more.
+/// Nanoseconds of a poll without work left.
 fn idle_poll(pair: &mut Pair) -> Result<f64, Box<dyn Error>> {
     const POLLS: u64 = 100_000;
     let (now, requester) = (pair.now, &mut pair.ends[0]);
@@ -191,7 +191,7 @@ fn idle_poll(pair: &mut Pair) -> Result<f64, Box<dyn Error>> {
     Ok(cpu.each(POLLS))
 }
 
-/// Nanoseconds a packet with congestion control on, at a line rate that never holds it up, against off.
+/// Nanoseconds per packet with congestion control at a line rate that never delays it, relative to without.
 fn measure_cost(rounds: usize, packets: u64, state: &mut Rounds) -> Result<Value, Box<dyn Error>> {
     let mut rows = Vec::new();
     println!("nanoseconds a packet, both ends on one core; median of {rounds} rounds");
@@ -210,7 +210,7 @@ fn measure_cost(rounds: usize, packets: u64, state: &mut Rounds) -> Result<Value
             let with = start.each(packets);
             Ok::<_, Box<dyn Error>>([without, with, with - without])
         };
-        // To warm up.
+        // Warm-up.
         round()?;
         let runs = state.hold(rounds, |_| round())?;
         let [off, on, Median { value: more, .. }] = Median::of_each(&runs);

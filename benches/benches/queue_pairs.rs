@@ -1,8 +1,8 @@
-//! What an idle queue pair costs: bytes, and nanoseconds of a packet of the others; and what it costs to hear all
+//! The cost of an idle queue pair: bytes, and nanoseconds per packet of the others; and the cost of receiving from all
 //! receive queues of an interface in one context.
 //!
-//! Ten queue pairs write; beside them are more and more that are connected and do nothing. The sizes
-//! take turns within each round, so that what else the machine does meets all of them.
+//! Ten queue pairs write, with more and more connected idle ones. The sizes take turns within each round, so that other
+//! load affects all of them.
 
 use ferroce::driver::machine::Rounds;
 use ferroce::{Cq, Error, Pd, QpConfig};
@@ -16,29 +16,29 @@ use serde_json::{Value, json};
 const ACTIVE: usize = 10;
 const ROUNDS: usize = 15;
 const PACKETS: u64 = 200_000;
-/// Bytes of a WRITE: short, so that little of the time is that of the payload.
+/// Bytes of a WRITE: short, so that the payload takes little of the time.
 const LENGTH: u32 = 64;
 
 type Make = fn(Pd, Cq) -> QpConfig;
 
-/// Sixteen work requests each way, of one piece, nothing inline.
+/// Sixteen work requests in each direction, with one SGE, nothing inline.
 fn modest(pd: Pd, cq: Cq) -> QpConfig {
     QpConfig::rc(pd, cq).max_send_wr(16).max_recv_wr(16).max_send_sge(1).max_recv_sge(1).max_inline_data(0)
 }
 
-/// The least that can send and receive.
+/// The smallest configuration that can send and receive.
 fn minimal(pd: Pd, cq: Cq) -> QpConfig {
     modest(pd, cq).max_send_wr(1).max_recv_wr(1)
 }
 
-/// The receive queues of the interface, and the queue pairs whose packets come over them.
+/// The receive queues of the interface, and the queue pairs whose packets arrive on them.
 #[cfg(feature = "af_xdp")]
 const QUEUES: u32 = 4;
 #[cfg(feature = "af_xdp")]
 const SPREAD: u32 = 64;
 
-/// What hearing all queues of an interface costs against hearing one, the kernel's part included: WRITEs of 64 queue
-/// pairs between two namespaces, by turns. Null where that is not possible, and why is said aloud.
+/// The cost of receiving from all queues of an interface relative to one, including the kernel's part: WRITEs of 64
+/// queue pairs between two namespaces, in turn. Null if unavailable, with the reason printed.
 #[cfg(feature = "af_xdp")]
 fn measure_queues(
     rounds: usize,
@@ -73,7 +73,7 @@ fn measure_queues(
         }
         Ok::<_, Error>(times)
     };
-    // To warm up.
+    // Warm-up.
     round()?;
     let runs = state.hold(rounds, |_| round())?;
     println!();
@@ -106,7 +106,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     println!("memory of a connected queue pair (of one end)");
     println!("{:<34} {:>8} {:>12} {:>12} {:>12}", "", "number", "allocated B", "resident B", "to make, µs");
-    // Kept to the end: what one gave back would be missing from the growth of the next.
+    // Kept until the end: freed memory would be missing from the growth of the next one.
     let mut kept = Vec::new();
     let mut memory = Vec::new();
     let kinds: [(&str, Make, u8, u32); 3] = [
@@ -122,7 +122,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let micros = start.each(2000 * u64::from(qps));
         let pair = pair.ok_or("was made")??;
         let each = |bytes: f64| bytes / f64::from(2 * qps);
-        // Of the contexts, the rings and whatever else there is one of.
+        // Objects that exist once: contexts, rings and so on.
         let empty = Setup { qps: 1, ..setup };
         let fixed =
             allocation_counter::measure(|| drop(std::hint::black_box(Pair::new(ring::ports(), &empty))));
@@ -141,7 +141,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut pairs = Vec::new();
     for qps in sizes {
         let setup = Setup { qps, qp_config: modest, ..Setup::default() };
-        // Those that write are spread over all.
+        // The writing ones are distributed over all.
         let stride = qps as usize / ACTIVE;
         let active: Vec<usize> = (0..ACTIVE).map(|n| n * stride + stride / 2).collect();
         pairs.push((qps, active, Pair::new(ring::ports(), &setup)?));
@@ -155,7 +155,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         Ok::<_, Error>(times)
     };
-    // To warm up.
+    // Warm-up.
     round()?;
     let mut state = Rounds::new();
     let runs = state.hold(rounds, |_| round())?;

@@ -1,5 +1,5 @@
-//! What a second port brings: an all-reduce of 64 MiB between two namespaces, by one link of 2 Gb/s, by two, and by two of which
-//! one is cut in the middle. The ways take turns in each round.
+//! The gain of a second port: an all-reduce of 64 MiB between two namespaces, over one link of 2 Gb/s, over two, and
+//! over two while one fails. The cases take turns in each round.
 
 use std::error::Error;
 use std::net::TcpListener;
@@ -23,16 +23,16 @@ struct Scale {
     rounds: usize,
 }
 
-/// Which links there are.
+/// The links in use.
 #[derive(Clone, Copy)]
 enum Way {
     One,
     Two,
-    /// The second goes down once half of the calls may be over, and up again in the end.
+    /// The second goes down after about half of the calls, and up again at the end.
     Cut,
 }
 
-/// Milliseconds of a call: the mean, and the longest at its slowest rank.
+/// Milliseconds of a call: the mean, and the maximum at its slowest rank.
 struct Time {
     mean: f64,
     most: f64,
@@ -99,7 +99,7 @@ fn run(ferroce: &Path, veth: &Veth, way: Way, scale: &Scale) -> Result<Time, Box
         ranks.push(command.spawn()?);
     }
     if let Way::Cut = way {
-        // 64 MiB take some 150 ms.
+        // 64 MiB take about 150 ms.
         thread::sleep(Duration::from_millis(1000 + 75 * u64::from(scale.iterations)));
         veth.set_link(1, 1, false)?;
     }

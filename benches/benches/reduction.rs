@@ -1,5 +1,6 @@
-//! Sums of two sources into the first of them, of every type, beside a copy of one of them: as an all-reduce adds what has come to its
-//! own. A copy moves two bytes for each byte of a source, a sum of two sources three; the ratio is of what is moved.
+//! Sums of two sources into the first of them, of every type, compared with a copy of one of them: as an all-reduce
+//! adds received elements to its own. A copy transfers two bytes for each byte of a source, a sum of two sources three;
+//! the ratio is that of transferred bytes.
 
 use std::time::Instant;
 
@@ -36,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn measure(size: usize, scale: &Scale, state: &mut Rounds) -> Result<Vec<Value>, Box<dyn std::error::Error>> {
-    // Both are in memory, and hold nothing that takes longer than a number.
+    // Both are resident, and contain no values that are slower than numbers.
     let (mut own, theirs) = (vec![0_u8; size], vec![0_u8; size]);
     own.fill(1);
     let count = (scale.bytes / size).max(1);
@@ -61,7 +62,7 @@ fn measure(size: usize, scale: &Scale, state: &mut Rounds) -> Result<Vec<Value>,
     Ok(rows)
 }
 
-/// GB/s of so many calls with so many bytes each.
+/// GB/s of `count` calls with `size` bytes each.
 fn rate(count: usize, size: usize, mut call: impl FnMut()) -> f64 {
     call();
     let start = Instant::now();

@@ -1,9 +1,10 @@
-//! The scenarios of two published simulators of DCQCN with the engine that is on the wire, beside what they have found.
+//! The scenarios of two published simulators of DCQCN with ferroce's engine, compared with the published results.
 //!
-//! `cargo test -p ferroce --test fabric -- --nocapture` runs them with the simulators' own NIC, and reaches their figures. Here
-//! the hosts are those of `ferroce fabric`, and differ: packets of 1024 bytes of payload in frames of 1082 bytes with
-//! preamble and gap, a window of 512 packets, CNPs as packets, ACKs for several packets, a pacer that lets three frames
-//! through at once, and ACK timers. The table says what comes of that. A performance of DCQCN, not of this machine.
+//! `cargo test -p ferroce --test fabric -- --nocapture` runs them with the simulators' own NIC, and reproduces their
+//! results. Here the hosts are those of `ferroce fabric`, which differ: packets of 1024 bytes of payload in frames of
+//! 1082 bytes plus preamble and gap, a window of 512 packets, CNPs as packets, ACKs for several packets, a pacer that
+//! passes three frames at once, and ACK timers. The table shows the effect. It is the performance of DCQCN, not of this
+//! machine.
 
 use std::error::Error;
 use std::fs;
@@ -61,7 +62,7 @@ const SETS: [Set; 4] = [
     },
 ];
 
-/// Bytes of a frame on a link, of its payload.
+/// Bytes on the link per byte of payload.
 const WIRE: f64 = (1024.0 + 58.0 + 24.0) / 1024.0;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -124,7 +125,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(options.save(&json!({ "simulators": rows }))?)
 }
 
-/// Runs `traffic` around one switch with so many senders, and a receiver; until a limit, after a warm-up.
+/// Runs `traffic` around one switch with `senders` senders and a receiver, until a limit, after a warm-up.
 fn run(
     command: &Path,
     set: &Set,

@@ -1,27 +1,27 @@
-//! Instructions of a process, as callgrind counts them: the same on every run and every machine with the same compiler.
+//! The instructions of a process, counted by callgrind: the same on every run and every machine with the same compiler.
 
 use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Whether valgrind is there.
+/// Whether valgrind is installed.
 pub fn is_there() -> bool {
     Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok()
 }
 
-/// What a process executed, and what it printed.
+/// The instruction count and the output of a process.
 pub struct Counted {
-    /// Instructions, from the first to the last.
+    /// Instructions of the whole process.
     pub instructions: u64,
-    /// Its standard output, without white space around it.
+    /// Its standard output, trimmed.
     pub said: String,
 }
 
 /// Runs a program under valgrind.
 ///
 /// # Errors
-/// If it ends with an error, with what it said.
+/// It ends with an error, which contains its output.
 pub fn count(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Result<Counted, Box<dyn Error>> {
     let profile = Profile::new();
     let output = Command::new("valgrind")
@@ -43,7 +43,7 @@ pub fn count(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Result<Counted,
     Ok(Counted { instructions: total.trim().parse()?, said })
 }
 
-/// A file that goes when it was read.
+/// A file that is removed after reading.
 struct Profile(PathBuf);
 
 impl Profile {

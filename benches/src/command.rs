@@ -1,13 +1,13 @@
-//! The command `ferroce`, for benchmarks that run it.
+//! The `ferroce` command, for benchmarks that run it.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The command, which lies where the benchmark does. A thorough run has it built first.
+/// The path of the command, next to the benchmark. A thorough run builds it first.
 ///
 /// # Errors
-/// If it is not there, or can't be built.
+/// It does not exist, or can't be built.
 pub fn built(build: bool) -> Result<PathBuf, Box<dyn Error>> {
     let path = std::env::current_exe()?;
     let folder = path.parent().and_then(Path::parent).ok_or("no folder of build outputs")?;

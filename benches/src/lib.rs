@@ -1,6 +1,5 @@
-//! What the benchmarks of ferroce share; `./do bench` runs them all, `./do bench --bench NAME` one.
-//! Each prints ratios beside absolute times, because on a shared machine only a ratio within one run
-//! means much.
+//! Shared code of the benchmarks of ferroce; `./do bench` runs them all, `./do bench --bench NAME` one. Each prints
+//! ratios next to absolute times, because on a shared machine only a ratio within one run is meaningful.
 
 pub mod callgrind;
 pub mod command;
@@ -15,12 +14,12 @@ pub mod veth;
 
 use ferroce::wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader};
 
-/// The headers of some IPv4 path.
+/// The headers of an example IPv4 path.
 pub fn path() -> PathHeader {
     PathHeader::new(&path_address())
 }
 
-/// Some IPv4 path.
+/// The addresses of an example IPv4 path.
 pub fn path_address() -> PathAddress {
     PathAddress {
         source_mac: MacAddr([2, 0, 0, 0, 0, 1]),

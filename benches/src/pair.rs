@@ -1,4 +1,4 @@
-//! Two contexts with connected queue pairs, whatever lies between them.
+//! Two contexts with connected queue pairs, over any drivers.
 
 use std::sync::Arc;
 
@@ -9,45 +9,45 @@ use ferroce::*;
 pub struct End {
     /// The context.
     pub context: Context,
-    /// Where everything completes.
+    /// The CQ of all queue pairs.
     pub cq: Cq,
-    /// The queue pairs; each is connected to the one at the same place of the other end.
+    /// The queue pairs; each is connected to the one with the same index at the other end.
     pub qps: Vec<Qp>,
     /// The memory.
     pub mr: Mr,
-    /// What the peer calls it.
+    /// The memory's address and rkey for the peer.
     pub remote: RemoteAddress,
     /// Its IPv4 address.
     pub gid: Gid,
     sgid_index: usize,
 }
 
-/// How the two are made.
+/// The configuration of both ends.
 pub struct Setup {
-    /// Of each context; `max_qps` is taken from `qps`.
+    /// For each context; `max_qps` is taken from `qps`.
     pub config: Config,
     /// Connected queue pairs.
     pub qps: u32,
-    /// Of each queue pair.
+    /// For each queue pair.
     pub qp_config: fn(Pd, Cq) -> QpConfig,
-    /// Work completions that the CQ holds.
+    /// Capacity of the CQ.
     pub cqes: u32,
-    /// Bytes of memory at either end.
+    /// Bytes of memory at each end.
     pub memory: usize,
-    /// Whose memory; the host's without one.
+    /// The GPU that has the memory; without one it is host memory.
     pub gpu: Option<Arc<dyn Gpu>>,
     /// Of the connections.
     pub path_mtu: PathMtu,
-    /// READs and atomics outstanding at once, each way.
+    /// Outstanding READs and atomics, in each direction.
     pub max_rd_atomic: u8,
     /// ACK timeout, 4.096 µs · 2^timeout.
     pub timeout: u8,
-    /// Whether both ends have agreed on selective repeat.
+    /// Whether selective repeat is used.
     pub selective_repeat: bool,
 }
 
 impl Default for Setup {
-    /// One queue pair as an application would have it, path MTU 4096, 64 KiB.
+    /// One queue pair with an application's typical attributes, path MTU 4096, 64 KiB.
     fn default() -> Setup {
         Setup {
             config: Config::default(),
@@ -70,22 +70,22 @@ pub struct Pair {
     pub ends: [End; 2],
     /// The time of the last poll.
     pub now: Nanos,
-    /// What it moves on by; without it by 1 µs a turn.
+    /// The source of time; without it, time advances by 1 µs per turn.
     clock: Option<Clock>,
-    /// WRITEs posted and done, by queue pair.
+    /// WRITEs posted and completed, by queue pair.
     progress: Vec<(u64, u64)>,
 }
 
 /// A stream of WRITEs.
 #[derive(Clone, Copy)]
 pub struct Writes<'a> {
-    /// The queue pairs that write, by number.
+    /// The indices of the writing queue pairs.
     pub active: &'a [usize],
-    /// Bytes of each.
+    /// Bytes of each WRITE.
     pub length: u32,
-    /// In flight on each queue pair, at least 8.
+    /// Outstanding WRITEs of each queue pair, at least 8.
     pub depth: u64,
-    /// All together, a multiple of `active`.
+    /// WRITEs in total, a multiple of the number of `active` ones.
     pub count: u64,
 }
 
@@ -93,7 +93,7 @@ impl Pair {
     /// Opens both ends and connects all their queue pairs, ready to send.
     ///
     /// # Errors
-    /// Those of the verbs.
+    /// A verb fails.
     pub fn new<D: PacketDriver + 'static>(drivers: [D; 2], setup: &Setup) -> Result<Pair, Error> {
         let [a, b] = drivers;
         let mut ends = [End::open(Box::new(a), setup)?, End::open(Box::new(b), setup)?];
@@ -109,24 +109,24 @@ impl Pair {
         Ok(Pair { ends, now: Nanos::ZERO, clock: None, progress })
     }
 
-    /// With the time of the machine from now on, as ports want it behind which the kernel takes its own.
+    /// Uses the machine's time from now on, as required by ports of the kernel, which has its own time.
     pub fn in_real_time(self) -> Pair {
         Pair { clock: Some(Clock::start()), ..self }
     }
 
-    /// The time of the next turn, which this begins.
+    /// Begins the next turn; returns its time.
     pub fn tick(&mut self) -> Nanos {
         self.now = self.clock.as_mut().map_or(Nanos(self.now.0 + 1000), |clock| clock.now());
         self.now
     }
 
-    /// Carries out `writes`.
+    /// Executes `writes`.
     ///
     /// # Errors
-    /// Those of the verbs.
+    /// A verb fails.
     ///
     /// # Panics
-    /// When a WRITE fails: the queue pairs are connected and nothing between them is lost for good.
+    /// A WRITE fails: the queue pairs are connected and no packet is lost permanently.
     pub fn write(&mut self, writes: &Writes<'_>) -> Result<(), Error> {
         let Writes { active, length, depth, count } = *writes;
         let share = count / active.len() as u64;
@@ -140,7 +140,7 @@ impl Pair {
                 let (posted, done) = &mut progress[*qp];
                 while *posted < share && *posted - *done < depth {
                     *posted += 1;
-                    // One completion for eight, as applications do it that care.
+                    // One completion for eight, as in optimized applications.
                     let signaled = *posted % 8 == 0 || *posted == share;
                     let wr = SendWorkRequest {
                         wr_id: (*qp as u64) << 32 | *posted,
@@ -198,7 +198,7 @@ impl End {
     }
 }
 
-/// All that such memory may be used for.
+/// All access rights that such memory allows.
 fn access(is_gpus: bool) -> Access {
     let plain = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     if is_gpus { plain } else { plain | Access::REMOTE_ATOMIC }

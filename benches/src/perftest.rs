@@ -1,4 +1,4 @@
-//! perftest's ib_write_bw and ib_write_lat, where there is a verbs device.
+//! perftest's ib_write_bw and ib_write_lat, if there is a verbs device.
 
 use std::io;
 use std::process::{Command, Output, Stdio};
@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use crate::process::Stopped;
 
-/// What one of its commands said.
+/// A result of one of its commands.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// The command with what it measured.
+    /// The command and the measured quantity.
     pub what: String,
-    /// Its figure.
+    /// The value.
     pub value: f64,
-    /// Of the figure.
+    /// Of the value.
     pub unit: &'static str,
 }
 
-/// Runs both commands over the first verbs device of this machine, server and client side by side.
+/// Runs both commands over the first verbs device of this machine, with server and client on it.
 ///
 /// # Errors
-/// Why there is nothing to run, or what the commands said.
+/// There is no command or device, or a command fails.
 pub fn run() -> Result<Vec<Row>, String> {
     let devices = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
     let device = devices.filter_map(|entry| entry.file_name().into_string().ok()).min();
@@ -28,7 +28,7 @@ pub fn run() -> Result<Vec<Row>, String> {
     let bandwidth = |bytes: &str| ["-s", bytes, "-D", "2", "--report_gbits"].map(str::to_owned);
     let latency = |bytes: &str| ["-s", bytes, "-n", "20000"].map(str::to_owned);
     let mut rows = Vec::new();
-    // Behind the bytes and the iterations: peak, average, messages.
+    // After bytes and iterations: peak, average, messages.
     for (bytes, column, unit, scale) in [("65536", 3, "Gb/s", 1.0), ("8", 4, "Mmsg/s", 1.0)] {
         let said = both("ib_write_bw", &device, &bandwidth(bytes))?;
         rows.push(Row {
@@ -36,7 +36,7 @@ pub fn run() -> Result<Vec<Row>, String> {
             ..row(&said, bytes, column, unit, scale)?
         });
     }
-    // Least, most, typical: each half of a round trip.
+    // Minimum, maximum, typical: each half of a round trip.
     let said = both("ib_write_lat", &device, &latency("8"))?;
     rows.push(Row {
         what: format!("ib_write_lat, 8 B, {device}, there and back"),
@@ -45,7 +45,7 @@ pub fn run() -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// Runs a command as server and as client of it, and returns what the client printed.
+/// Runs a command as server and as its client, and returns the client's output.
 fn both(command: &str, device: &str, options: &[String]) -> Result<String, String> {
     const PORT: &str = "18915";
     let start = |peer: &[&str]| {
@@ -57,7 +57,7 @@ fn both(command: &str, device: &str, options: &[String]) -> Result<String, Strin
         format!("there is the verbs device {device}, but {command} (package perftest): {error}")
     };
     let server = Stopped(start(&[]).map_err(none)?);
-    // It listens soon; nothing tells when.
+    // It listens soon; there is no signal for it.
     std::thread::sleep(Duration::from_millis(500));
     let client = start(&["127.0.0.1"]).map_err(none)?;
     let Output { status, stdout, stderr } = client.wait_with_output().map_err(none)?;
@@ -68,7 +68,7 @@ fn both(command: &str, device: &str, options: &[String]) -> Result<String, Strin
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// The figure in a column of the line for messages of `bytes`.
+/// The value in a column of the line for messages of `bytes`.
 fn row(said: &str, bytes: &str, column: usize, unit: &'static str, scale: f64) -> Result<Row, String> {
     let lines = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let mut rows = lines.filter(|words| words.first() == Some(&bytes));

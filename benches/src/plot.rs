@@ -1,4 +1,4 @@
-//! Charts as SVG: lines of percents by case, and sheets of figures on logarithmic axes.
+//! Charts as SVG: lines of percentages by case, and sheets of values on logarithmic axes.
 
 mod sheet;
 
@@ -8,9 +8,9 @@ pub use sheet::{Curve, Interval, Sheet};
 
 /// A chart of percentages.
 pub struct Chart<'a> {
-    /// Above it.
+    /// The text above it.
     pub title: &'a str,
-    /// Under the x axis.
+    /// The text under the x axis.
     pub x_label: &'a str,
     /// The cases, from left to right.
     pub cases: &'a [&'a str],
@@ -18,9 +18,9 @@ pub struct Chart<'a> {
 
 /// One line of a chart.
 pub struct Line {
-    /// In the legend.
+    /// Its name in the legend.
     pub name: String,
-    /// 0 to 1, one for each case.
+    /// From 0 to 1, one for each case.
     pub shares: Vec<f64>,
     /// A bound, not a measurement.
     pub dashed: bool,
@@ -28,12 +28,12 @@ pub struct Line {
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 420.0;
-/// The plot inside the margins.
+/// The plot area inside the margins.
 const LEFT: f64 = 50.0;
 const RIGHT: f64 = WIDTH - 190.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = HEIGHT - 50.0;
-/// Told apart by the colour-blind too.
+/// Colours that colour-blind readers can distinguish.
 pub(crate) const COLOURS: [&str; 7] =
     ["#777777", "#0072b2", "#d55e00", "#56b4e9", "#e69f00", "#009e73", "#cc79a7"];
 
@@ -80,7 +80,7 @@ impl Chart<'_> {
     }
 }
 
-/// An empty white sheet: a page behind it may be dark.
+/// An empty white sheet, since the page behind it may be dark.
 fn start(width: f64, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \

@@ -1,8 +1,8 @@
-//! Processes beside a benchmark.
+//! Processes that a benchmark starts.
 
 use std::process::Child;
 
-/// A process that ends with the value.
+/// A process that is killed on drop.
 pub struct Stopped(pub Child);
 
 impl Drop for Stopped {

@@ -1,4 +1,4 @@
-//! What benchmarks are asked and how they answer: a table for people, JSON for machines.
+//! Arguments and output of benchmarks: a table as text, and JSON.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -21,7 +21,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Those of this process.
+    /// The options of this process.
     pub fn from_args() -> Options {
         Options::parse()
     }
@@ -31,10 +31,10 @@ impl Options {
         if self.bench { thorough } else { quick }
     }
 
-    /// Prints the machine's state in the rounds that the results are from, and writes both to the file that was asked for, if any.
+    /// Prints the machine's state in the rounds of the results, and writes both to the requested file, if any.
     ///
     /// # Errors
-    /// Those of writing the file.
+    /// The file can't be written.
     pub fn save_with(&self, rounds: &Rounds, mut results: Value) -> io::Result<()> {
         println!("machine's state: {rounds}");
         if let Some(results) = results.as_object_mut() {
@@ -43,10 +43,10 @@ impl Options {
         self.save(&results)
     }
 
-    /// Writes the results to the file that was asked for, if any.
+    /// Writes the results to the requested file, if any.
     ///
     /// # Errors
-    /// Those of writing the file.
+    /// The file can't be written.
     pub fn save(&self, results: &Value) -> io::Result<()> {
         let Some(path) = &self.json else { return Ok(()) };
         write(path, &format!("{results:#}\n"))
@@ -79,15 +79,15 @@ impl SheetOptions {
         self.quick || !self.bench
     }
 
-    /// How often each case is measured.
+    /// The number of measurements of each case.
     pub fn rounds(&self) -> usize {
         self.rounds.clamp(1, if self.is_quick() { 2 } else { usize::MAX })
     }
 
-    /// Writes the files that were asked for.
+    /// Writes the requested files.
     ///
     /// # Errors
-    /// Those of writing.
+    /// A file can't be written.
     pub fn save(&self, json: impl FnOnce() -> Value, svg: impl FnOnce() -> String) -> io::Result<()> {
         if let Some(path) = &self.json {
             write(path, &format!("{:#}\n", json()))?;
@@ -96,7 +96,7 @@ impl SheetOptions {
     }
 }
 
-/// So many bytes, as people write it: in whole KiB and MiB where they are.
+/// A number of bytes as text: in whole KiB and MiB if possible.
 pub fn bytes(count: u64) -> String {
     match count {
         _ if count >= 1 << 20 && count.is_multiple_of(1 << 20) => format!("{} MiB", count >> 20),
@@ -105,11 +105,11 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// Writes a file that was asked for, and says so. `cargo bench` runs a benchmark in the folder of its package: a relative path
-/// is one of the folder above, where the command was typed.
+/// Writes a requested file, and prints its name. `cargo bench` runs a benchmark in the folder of its package: a
+/// relative path is relative to the folder above, where the command was typed.
 ///
 /// # Errors
-/// Those of writing, with the path.
+/// The file can't be written; the error has the path.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let typed_in = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let folder = typed_in.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
@@ -119,12 +119,12 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The middle of several runs, and how far apart they were.
+/// The median of several runs, and their spread.
 #[derive(Clone, Copy, Debug)]
 pub struct Median {
-    /// The middle.
+    /// The median.
     pub value: f64,
-    /// Least to most, as a share of the middle.
+    /// (Maximum − minimum) / median.
     pub spread: f64,
 }
 
@@ -136,25 +136,25 @@ impl Median {
         Median { value, spread: (runs[runs.len() - 1] - runs[0]) / value }
     }
 
-    /// Of each of the figures that at least one round has brought.
+    /// Of each value that at least one round has.
     pub fn of_each<const N: usize>(rounds: &[[f64; N]]) -> [Median; N] {
         std::array::from_fn(|n| Median::of(rounds.iter().map(|round| round[n]).collect()))
     }
 }
 
-/// The middle of several runs, the least and the most.
+/// The median of several runs, the minimum and the maximum.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
-    /// The least.
+    /// The minimum.
     pub least: f64,
-    /// The middle.
+    /// The median.
     pub median: f64,
-    /// The most.
+    /// The maximum.
     pub most: f64,
 }
 
 impl Spread {
-    /// `None` of no runs.
+    /// `None` without runs.
     pub fn of(mut values: Vec<f64>) -> Option<Spread> {
         values.sort_by(f64::total_cmp);
         let (least, most) = (*values.first()?, *values.last()?);
@@ -165,25 +165,25 @@ impl Spread {
     }
 }
 
-/// A stopwatch of the time that this thread has a core: what others take on a shared machine does not
+/// A stopwatch of the time in which this thread has a core: time that other processes take on a shared machine does not
 /// count.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuTime(u128);
 
 impl CpuTime {
-    /// Starts one.
+    /// Starts a stopwatch.
     pub fn start() -> CpuTime {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         CpuTime(time.tv_sec as u128 * 1_000_000_000 + time.tv_nsec as u128)
     }
 
-    /// Nanoseconds since then, for each of `count`.
+    /// Nanoseconds since the start, divided by `count`.
     pub fn each(self, count: u64) -> f64 {
         (CpuTime::start().0 - self.0) as f64 / count as f64
     }
 }
 
-/// Bytes of this process that are in memory, as Linux says; 0 elsewhere.
+/// Resident bytes of this process, as reported by Linux; 0 elsewhere.
 pub fn resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! Two ports and a ring of frames each way: no driver's cost, no copy.
+//! Two ports over a ring of frames in each direction: without a driver's cost, without a copy.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, NextHop, RxFrame, Stats};
 use ferroce::{Nanos, PacketDriver};
 
-/// Bytes that a frame may have.
+/// The most bytes of a frame.
 pub const FRAME: usize = 4300;
 const FRAMES: usize = 1024;
-/// Frames that one `rx_burst` hands out at most.
+/// The most frames of one `rx_burst`.
 const BURST: usize = 64;
 
 /// One direction.
@@ -26,7 +26,7 @@ impl Ring {
         Ring { frames, head: 0, tail: 0 }
     }
 
-    /// Lets `source` write the next frame in place. Whether there was room and a frame.
+    /// Lets `source` write the next frame in place. Returns whether there was room and a frame.
     fn push(&mut self, source: &mut dyn FrameSource) -> bool {
         if self.tail - self.head == FRAMES {
             return false;
@@ -46,7 +46,7 @@ pub struct RingPort {
     tx: Arc<Mutex<Ring>>,
 }
 
-/// Two ports that see each other: 192.0.2.1 and 192.0.2.2.
+/// Two connected ports: 192.0.2.1 and 192.0.2.2.
 pub fn ports() -> [RingPort; 2] {
     let [a, b] = [(); 2].map(|()| Arc::new(Mutex::new(Ring::new())));
     [RingPort::new(1, a.clone(), b.clone()), RingPort::new(2, b, a)]

@@ -3,7 +3,7 @@
 use ferroce::driver::machine::{LineTime, Rounds};
 use serde_json::{Value, json};
 
-/// For machines, what [`Rounds`] prints for people; null where it was not measured.
+/// As JSON, the values that [`Rounds`] prints as text; null if it was not measured.
 pub fn json(rounds: &Rounds) -> Value {
     let Some([least, median, most]) = rounds.line_nanos() else { return Value::Null };
     json!({
@@ -13,12 +13,13 @@ pub fn json(rounds: &Rounds) -> Value {
     })
 }
 
-/// Prints the state for a benchmark whose figures do not depend on it, because they are of something that `counts` names.
+/// Prints the state for a benchmark whose results do not depend on it, because they measure `counts`.
 pub fn print_beside(counts: &str) {
     println!("machine's state: {}; the figures are {counts} and do not depend on it", now());
 }
 
-/// Runs the benchmarks of criterion between two looks at the state. Criterion chooses its own rounds, so none is repeated.
+/// Runs the benchmarks of criterion between two measurements of the state. Criterion chooses its own rounds, so none is
+/// repeated.
 pub fn around_criterion(run: impl FnOnce()) {
     let before = now();
     run();

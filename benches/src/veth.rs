@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 
-/// A veth between two namespaces, which go when it does.
+/// A veth between two namespaces, which are removed on drop.
 #[derive(Debug)]
 pub struct Veth {
     namespaces: Vec<String>,
@@ -15,11 +15,10 @@ impl Veth {
     /// The name of the interface in either namespace.
     pub const INTERFACE: &'static str = "veth0";
 
-    /// One with this MTU, in namespaces that a benchmark's name tells from others'. Namespaces that killed runs of it have left
-    /// behind are removed first.
+    /// Creates one with this MTU, in namespaces with the benchmark's name. Namespaces of killed runs are removed first.
     ///
     /// # Errors
-    /// What `ip` says against it.
+    /// `ip` fails.
     pub fn new(benchmark: &str, mtu: u32) -> Result<Veth, Box<dyn Error>> {
         remove_abandoned(benchmark);
         let mut veth = Veth { namespaces: Vec::new() };
@@ -35,11 +34,11 @@ impl Veth {
         Ok(veth)
     }
 
-    /// As [`new`](Veth::new), with so many links, `veth0` and following, each of which moves `rate` either way, as `tc` has it:
-    /// `2gbit`.
+    /// As [`new`](Veth::new), with `rails` links, `veth0` and following, each with `rate` in each direction, in `tc`'s
+    /// format: `2gbit`.
     ///
     /// # Errors
-    /// What `ip` or `tc` says against it.
+    /// `ip` or `tc` fails.
     pub fn with_rails(benchmark: &str, mtu: u32, rails: u8, rate: &str) -> Result<Veth, Box<dyn Error>> {
         let veth = Veth::new(benchmark, mtu)?;
         for rail in 0..rails {
@@ -72,26 +71,26 @@ impl Veth {
         Ok(())
     }
 
-    /// Takes a link down at an end, or up again.
+    /// Sets a link down at an end, or up again.
     ///
     /// # Errors
-    /// What `ip` says against it.
+    /// `ip` fails.
     pub fn set_link(&self, number: u8, end: usize, is_up: bool) -> Result<(), Box<dyn Error>> {
         let state = if is_up { "up" } else { "down" };
         ip(&format!("-n {} link set veth{number} {state}", self.namespaces[end]))
     }
 
-    /// That of an end.
+    /// The address of an end.
     pub fn address(end: usize) -> Ipv4Addr {
         Veth::address_on(0, end)
     }
 
-    /// That of an end of a link.
+    /// The address of an end of a link.
     pub fn address_on(number: u8, end: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, 1 + number, end as u8 + 1)
     }
 
-    /// `ip netns exec NAMESPACE` of an end, to which the command is added.
+    /// `ip netns exec NAMESPACE` of an end, to be completed with a command.
     pub fn command(&self, end: usize) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespaces[end]]);
@@ -101,7 +100,7 @@ impl Veth {
     /// The Ethernet address of an end, as text.
     ///
     /// # Errors
-    /// What the kernel says against it.
+    /// The kernel refuses it.
     pub fn mac(&self, end: usize) -> Result<String, Box<dyn Error>> {
         let path = format!("/sys/class/net/{}/address", Veth::INTERFACE);
         let output = self.command(end).args(["cat", &path]).output()?;
@@ -127,7 +126,7 @@ impl Drop for Veth {
     }
 }
 
-/// Whether this process can make one.
+/// Whether this process can create one.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -136,7 +135,7 @@ fn prefix(benchmark: &str) -> String {
     format!("ferroce-{benchmark}-")
 }
 
-/// Removes namespaces whose maker was killed.
+/// Removes namespaces whose creator was killed.
 fn remove_abandoned(benchmark: &str) {
     let prefix = prefix(benchmark);
     for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {

@@ -77,6 +77,6 @@ fn reduce(device: Device, bootstrap: Bootstrap) -> Outcome {
 
 #[cfg(test)]
 #[test]
-fn each_rank_has_the_sums() {
+fn each_rank_gets_the_sums() {
     alone(4).expect("each sum is right");
 }

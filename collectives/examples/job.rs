@@ -144,7 +144,7 @@ fn alone(ranks: u8) -> Outcome<Vec<(f32, u32)>> {
 
 #[cfg(test)]
 #[test]
-fn the_others_go_on_without_the_rank_that_died() {
+fn the_others_continue_without_the_dead_rank() {
     let ends = alone(4).expect("those that are left have their sums");
     assert_eq!(ends[..3], [(3.0 * STEPS as f32, 3); 3]);
 }

@@ -166,7 +166,7 @@ pub(crate) fn gid_index(context: &Context, options: &Options) -> Result<(usize, 
 pub(crate) fn limits(options: &Options, size: u32) -> Limits {
     let chunk = options.chunk_bytes.next_multiple_of(64);
     let peers = size.saturating_sub(1).max(1);
-    // A rank with very many peers has less for each.
+    // A rank with very many peers has fewer for each.
     let depth = (4096 / peers).clamp(8, 64);
     let eager = options.eager_bytes.next_multiple_of(64);
     let chunks = (64 / peers).clamp(4, 8);

@@ -2,13 +2,12 @@
 //! (`channel/path.rs`).
 //!
 //! Each end has a ring into which the other end writes short messages and, if operations combine longer data, staging
-//! memory. The sender allocates space in both, and sends another message only while fewer than [`Limits::depth`] have
-//! not been taken, so no RNR NAK arises. The number of messages taken is in every header, and in a message of its own
-//! if there is no other. Short messages are copied into a mirror of the peer's ring before they are sent: their source
-//! may change at once, and nobody waits for the ACK.
-//!
-//! Each message goes by the rail that is likely to complete it first. Messages are numbered, and taken in the order of
-//! their numbers.
+//! memory. The sender allocates space in both, and sends another message only while fewer than [`Limits::depth`] have not
+//! been taken, so no RNR NAK occurs. The number of messages taken is in every header, and in a message of its own if there
+//! is no other. Short messages are copied into a mirror of the peer's ring before they are sent, so their source may change
+//! immediately, and no step waits for the ACK.
+//! Each message uses the rail that will probably complete it first. Messages are numbered, and taken in the order of their
+//! numbers.
 
 pub(crate) mod message;
 mod path;
@@ -30,21 +29,21 @@ pub(crate) use path::Path;
 use path::{Content, Posted, RECEIVE, SPARE};
 use space::Space;
 
-/// How much a channel may have under way.
+/// The limits of outstanding data of a channel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Messages that the peer has not taken.
+    /// Messages not yet taken by the peer.
     pub(crate) depth: u32,
     /// Bytes of a ring.
     pub(crate) ring: u32,
     /// Bytes of elements of a message in the ring.
     pub(crate) eager: u32,
-    /// Bytes of staging memory, for so many chunks.
+    /// Bytes of staging memory, for this many chunks.
     pub(crate) staging: u32,
     pub(crate) chunks: u32,
 }
 
-/// What the peer must know of this end.
+/// The data of this end that the peer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) qpn: u32,
@@ -54,39 +53,39 @@ pub(crate) struct Link {
     pub(crate) ring_key: u32,
     pub(crate) ring_bytes: u32,
     pub(crate) depth: u32,
-    /// Which of the path's queue pairs it is, from 1 on: one that fails is replaced.
+    /// The number of the path's queue pair, from 1 on: a failed one is replaced.
     pub(crate) epoch: u32,
 }
 
-/// What came of a completion.
+/// The result of a completion.
 #[derive(Debug)]
 pub(crate) enum News {
-    /// Nothing that anybody waits for.
+    /// Nothing to process.
     None,
-    /// Something has arrived, or may be sent again.
+    /// A message has arrived, or there is room to send again.
     Moved,
     /// A grant.
     Granted(Call, Grant),
     /// The queue pair of a rail has failed.
     Failed(WcStatus),
-    /// The peer sent what it may not.
+    /// The peer violated the protocol.
     Broken(String),
 }
 
-/// A message that has come.
+/// A message that has arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) call: Call,
-    /// Where the elements are; `None` if they are at their place.
+    /// The memory of the elements; `None` if they were written to their destination.
     pub(crate) from: Option<(Mr, u32)>,
     pub(crate) bytes: u32,
 }
 
-/// A call of the peer's.
+/// A call of the peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heard {
     pub(crate) call: u32,
-    /// When it began there, by the clock of this rank, and for how long the peer had been in no call before.
+    /// When the call started there, by the clock of this rank, and how long the peer had been in no call before.
     pub(crate) began: Nanos,
     pub(crate) idle: Duration,
 }
@@ -96,49 +95,49 @@ pub(crate) struct Channel {
     limits: Limits,
     /// By rail.
     paths: Vec<Path>,
-    /// What this end has of memory: where messages arrive, and whence they go.
+    /// This end's memory: the ring, in which messages arrive, the mirror of the peer's ring, and staging memory.
     ring: Mr,
     mirror: Mr,
     staging: Option<Mr>,
     /// The peer knows of the staging memory.
     pub(crate) staging_is_told: bool,
     remote_staging: Option<Remote>,
-    /// The peer's depth, if that is less.
+    /// The peer's depth, if that is lower.
     depth: u32,
 
     ring_space: Space,
     staging_space: Space,
-    /// Messages that the peer has not taken, the oldest first, and how many it has, ever.
+    /// Messages not yet taken by the peer, the oldest first, and the number taken so far.
     untaken: VecDeque<Room>,
     credited: u32,
-    /// What a rail that failed did not bring to the peer, and no other has so far.
+    /// Messages that a failed rail did not deliver, and that were not sent again yet.
     unsent: VecDeque<Posted>,
     signals_all: bool,
     has_posted: bool,
-    /// When rails were looked at last.
+    /// When rails were last checked.
     looked: Nanos,
 
-    /// Messages that have come, from the next that is due on; those of other rails may be ahead.
+    /// Messages that have arrived, from the next one in order on; those of other rails may be ahead.
     early: VecDeque<Option<Raw>>,
     arrivals: VecDeque<Message>,
-    /// Of the newest message in the ring: what chunks behind it belong to.
+    /// The call of the newest message in the ring, which is also that of the chunks after it.
     newest: Option<Call>,
-    /// What the peer told of last.
+    /// The last call that the peer reported.
     heard: Option<Heard>,
     taken: u32,
     told: u32,
-    /// Bytes of the ring and of staging memory that are free and of which the peer has not been told.
+    /// Free bytes of the ring and of staging memory that were not yet reported to the peer.
     untold: [u32; 2],
 }
 
-/// A message as it comes.
+/// A received message, before it is parsed.
 #[derive(Clone, Copy, Debug)]
 struct Raw {
     place: Place,
     bytes: u32,
 }
 
-/// Where a message is at the peer.
+/// The space of a message in the peer's memory.
 #[derive(Clone, Copy, Debug)]
 enum Room {
     Ring(u32),
@@ -153,14 +152,14 @@ pub(crate) struct Waiting {
     pub(crate) step: u32,
 }
 
-/// A message that has come.
+/// A message that has arrived.
 #[derive(Clone, Copy, Debug)]
 struct Message {
-    /// `None` if it has been dealt with.
+    /// `None` if it has been processed.
     arrival: Option<Arrival>,
-    /// A device reads it.
+    /// A device is reading it.
     is_begun: bool,
-    /// Bytes that it takes of the ring and of staging memory.
+    /// The bytes that it occupies in the ring and in staging memory.
     room: [u32; 2],
 }
 
@@ -171,7 +170,7 @@ impl Message {
 }
 
 impl Channel {
-    /// Creates this end, ready for messages to come, with a path for each completion queue.
+    /// Creates this end, ready to receive, with a path for each completion queue.
     pub(crate) fn new(
         (ports, computer): (&mut Ports, &mut Computer),
         cqs: &[Cq],
@@ -228,7 +227,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// What the peer must know of the path of a rail.
+    /// The data that the peer needs for the path of a rail.
     pub(crate) fn link(&self, ports: &Ports, rail: usize, path_mtu: PathMtu) -> Result<Link, crate::Error> {
         let (ring, keys) = ports.keys(self.ring)?;
         let (qpn, psn, epoch) = self.paths[rail].number(ports)?;
@@ -249,12 +248,12 @@ impl Channel {
         &self.paths
     }
 
-    /// The path of a rail, if both ends have it.
+    /// The path of a rail, if both ends have that rail.
     pub(crate) fn path(&mut self, rail: usize) -> Option<&mut Path> {
         self.paths.get_mut(rail)
     }
 
-    /// Whether a word of the peer's queue pair `epoch` of a rail is of use: [`connect`](Channel::connect) to it.
+    /// Whether to [connect](Channel::connect) to the peer's queue pair `epoch` of a rail.
     pub(crate) fn is_to_connect(&self, now: Nanos, rail: usize, epoch: u32) -> bool {
         self.paths.get(rail).is_some_and(|path| path.is_to_connect(now, epoch))
     }
@@ -278,7 +277,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The peer is ready to receive from this end's queue pair `own` of a rail. Whether that is news.
+    /// The peer is ready to receive from this end's queue pair `own` of a rail. Returns whether that is new.
     pub(crate) fn open(&mut self, now: Nanos, rail: usize, own: u32) -> bool {
         self.paths.get_mut(rail).is_some_and(|path| path.open(now, own))
     }
@@ -308,12 +307,13 @@ impl Channel {
         Ok(())
     }
 
-    /// Whether nothing comes any more, once all paths were [left](Channel::leave), and devices have copied what has come.
+    /// Whether nothing more arrives after all paths were [left](Channel::leave), and devices have copied all that has
+    /// arrived.
     pub(crate) fn is_still(&self, ports: &Ports) -> bool {
         self.paths.iter().all(|path| path.is_still(ports))
     }
 
-    /// Every message has a completion from now on, and none of those before it matters.
+    /// From now on every message has a signaled completion, and earlier ones are not waited for.
     pub(crate) fn signal_all(&mut self) {
         self.signals_all = true;
     }
@@ -323,13 +323,13 @@ impl Channel {
         self.unsent.is_empty() && self.paths.iter().all(Path::is_flushed)
     }
 
-    /// Nobody waits for what is under way any more.
+    /// Outstanding messages are not waited for any more.
     pub(crate) fn forget(&mut self) {
         self.unsent.clear();
         self.paths.iter_mut().for_each(Path::forget);
     }
 
-    /// Sends the ACKs that the peer is owed.
+    /// Sends the ACKs that are due to the peer.
     pub(crate) fn acknowledge(&mut self, ports: &mut Ports) -> Result<(), crate::Error> {
         self.has_posted = true;
         for (rail, path) in self.paths.iter().enumerate().filter(|(_, path)| path.is_open()) {
@@ -338,24 +338,24 @@ impl Channel {
         Ok(())
     }
 
-    /// Whether something was posted since this was asked last: it leaves with the next poll.
+    /// Whether work was posted since the last call; it is sent by the next poll.
     pub(crate) fn take_posted(&mut self) -> bool {
         std::mem::take(&mut self.has_posted)
     }
 
-    /// Elements of a message in the ring, at most.
+    /// The most bytes of elements of a message in the ring.
     pub(crate) fn eager_bytes(&self) -> u32 {
         self.limits.eager
     }
 
-    /// The rail that a chunk of so many bytes, or a short message (of 0), goes by: that which is likely to be done with it first.
+    /// The rail for a chunk of `chunk` bytes, or for a short message (0): the one that will probably complete it first.
     /// `None` if none has room.
     fn rail_for(&self, chunk: u32) -> Option<usize> {
         let has_room = |path: &Path| path.is_open() && (path.posted.len() as u32) < self.limits.depth;
         if let [only] = self.paths.as_slice() {
             return has_room(only).then_some(0);
         }
-        // What is posted can't change its rail when that one slows down.
+        // A posted message can't change its rail when that rail slows down.
         let longest = u64::from(UNDER_WAY * self.limits.staging / self.limits.chunks);
         let has_room = |path: &Path| {
             has_room(path) && (chunk == 0 || path.load() == 0 || path.load() + u64::from(chunk) <= longest)
@@ -369,7 +369,7 @@ impl Channel {
         open().min_by(|(_, a), (_, b)| cost(a).total_cmp(&cost(b))).map(|(rail, _)| rail)
     }
 
-    /// The rail by which a message may be sent, if there is room for it: for a chunk of so many bytes, or a short message (0).
+    /// The rail for a message, if there is room for it: for a chunk of `chunk` bytes, or for a short message (0).
     fn may_send(&self, chunk: u32) -> Option<usize> {
         if (self.untaken.len() as u32) < self.depth { self.rail_for(chunk) } else { None }
     }
@@ -379,7 +379,7 @@ impl Channel {
         self.credited.wrapping_add(self.untaken.len() as u32) as u8
     }
 
-    /// Sends elements, or what else follows a header, by way of the ring. Returns whether there was room.
+    /// Sends elements, or another body after the header, through the ring. Returns whether there was room.
     pub(crate) fn send_short(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
@@ -424,7 +424,7 @@ impl Channel {
         self.staging_space.length() >= bytes
     }
 
-    /// Writes a chunk to its place. Returns whether there was room.
+    /// Writes a chunk to its destination. Returns whether there was room.
     pub(crate) fn send_landing(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
@@ -439,7 +439,7 @@ impl Channel {
         Ok(true)
     }
 
-    /// Makes staging memory, if there is none.
+    /// Allocates staging memory, if there is none.
     pub(crate) fn make_staging(
         &mut self,
         ports: &mut Ports,
@@ -453,7 +453,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The grant of this end, for chunks that land at `output`.
+    /// The grant of this end, for chunks that are written to `output`.
     pub(crate) fn grant(&self, ports: &Ports, output: Option<Remote>) -> Result<Grant, crate::Error> {
         let mut grant = Grant::new_zeroed();
         if let Some(output) = output {
@@ -466,8 +466,7 @@ impl Channel {
         Ok(grant)
     }
 
-    /// Tells the peer how many messages have been taken, where no header has for long.
-    /// Whether it did.
+    /// Reports the number of taken messages to the peer, if no header has reported it for long. Returns whether it did.
     pub(crate) fn return_credits(&mut self, ports: &mut Ports, now: Nanos) -> Result<bool, crate::Error> {
         let [ring, staging] = self.untold;
         let is_due = self.taken.wrapping_sub(self.told) >= (self.depth / 4).max(1)
@@ -485,7 +484,7 @@ impl Channel {
         Ok(true)
     }
 
-    /// The oldest message that is not taken, nor begun to be.
+    /// The oldest message that has not been taken, and is not being read by a device.
     pub(crate) fn arrival(&self) -> Option<&Arrival> {
         match self.arrivals.front() {
             Some(message) if message.is_begun => {
@@ -495,7 +494,7 @@ impl Channel {
         }
     }
 
-    /// Where the oldest message is that is not taken, nor begun to be.
+    /// The index of the oldest message that has not been taken, and is not being read by a device.
     fn next_index(&self) -> Option<usize> {
         self.arrivals.iter().position(|message| message.arrival.is_some() && !message.is_begun)
     }
@@ -506,26 +505,26 @@ impl Channel {
         self.take_at(index);
     }
 
-    /// A device has begun to read the oldest message. Its memory stays the message's until [`end`](Channel::end).
+    /// A device has started to read the oldest message. Its memory stays occupied until [`end`](Channel::end).
     pub(crate) fn begin(&mut self) {
         if let Some(index) = self.next_index() {
             self.arrivals[index].is_begun = true;
         }
     }
 
-    /// The device has read the oldest message that it had begun with.
+    /// The device has finished reading the oldest of the messages that it had started to read.
     pub(crate) fn end(&mut self) {
         let index = self.arrivals.iter().position(|message| message.arrival.is_some() && message.is_begun);
         self.take_at(index);
     }
 
-    /// Memory of messages is free in their order.
+    /// Memory of messages is freed in order.
     fn take_at(&mut self, index: Option<usize>) {
         match index {
             None => {}
             Some(0) => {
                 self.pop();
-                // Those behind it that were dealt with before.
+                // Messages after it that were processed earlier.
                 while self.arrivals.front().is_some_and(|message| message.arrival.is_none()) {
                     self.pop();
                 }
@@ -542,14 +541,14 @@ impl Channel {
         }
     }
 
-    /// The peer knows how many messages have been taken.
+    /// The peer has been sent the number of taken messages.
     fn has_told(&mut self) {
         self.told = self.taken;
         self.untold = [0; 2];
     }
 
-    /// Takes a completion of this channel's queue pair of a rail. Steps whose memory is free again go to `done`. What has come
-    /// [`next`](Channel::next) tells.
+    /// Processes a completion of this channel's queue pair of a rail. Steps whose memory is free again are passed to
+    /// `done`. [`next`](Channel::next) returns the messages that have arrived.
     pub(crate) fn complete(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
@@ -558,18 +557,18 @@ impl Channel {
         mut done: impl FnMut(Waiting),
     ) -> Result<News, crate::Error> {
         let Channel { paths, arrivals, limits, taken, .. } = self;
-        // Of a queue pair before this one nobody waits for anything.
+        // Completions of an earlier queue pair are ignored.
         let Some(path) = paths.get_mut(rail).filter(|path| path.qp == wc.qp) else { return Ok(News::None) };
         let low = wc.wr_id as u32;
         if wc.status != WcStatus::Success {
             if low == RECEIVE {
                 path.has_flushed();
             }
-            // Of one that was left it is no news.
+            // A queue pair that was left is expected to fail.
             return Ok(if path.is_left() { News::None } else { News::Failed(wc.status) });
         }
         if low != RECEIVE {
-            // Those before it have completed too.
+            // Earlier work requests have completed too.
             let mut moved = path.posted.len() as u32 > limits.depth;
             path.completed(now, low, |posted| {
                 if let Some(waiting) = posted.waiting {
@@ -607,7 +606,7 @@ impl Channel {
         Ok(News::None)
     }
 
-    /// What the next message tells that has come.
+    /// Processes the next message that has arrived.
     pub(crate) fn next(&mut self, context: &mut Context, now: Nanos) -> Result<Option<News>, crate::Error> {
         let Some(&Some(Raw { place, bytes })) = self.early.front() else { return Ok(None) };
         self.early.pop_front();
@@ -625,12 +624,12 @@ impl Channel {
         Ok(Some(news))
     }
 
-    /// What the peer has told of since this was asked last.
+    /// The call that the peer has reported since the last call of this function.
     pub(crate) fn take_heard(&mut self) -> Option<Heard> {
         self.heard.take()
     }
 
-    /// A chunk, of the call that was told last.
+    /// A chunk of the call reported last.
     fn arrive(&mut self, from: Option<(Mr, u32)>, bytes: u32) -> News {
         let Some(call) = self.newest else { return News::Broken("a chunk of no call".to_owned()) };
         let room = [0, if from.is_some() { bytes } else { 0 }];
@@ -694,7 +693,7 @@ impl Channel {
         }
     }
 
-    /// A message that is dealt with at once.
+    /// A message that is processed immediately.
     fn pass_over(&mut self, length: u32) {
         self.arrivals.push_back(Message::new(None, [length, 0]));
         if self.arrivals.len() == 1 {
@@ -705,7 +704,7 @@ impl Channel {
     fn take_credits(&mut self, taken: u32) -> News {
         let new = taken.wrapping_sub(self.credited) & Immediate::MASK;
         if self.paths.len() > 1 && new > Immediate::MASK / 2 {
-            // A newer one has come by another rail.
+            // A newer one has arrived on another rail.
             return News::None;
         }
         if new as usize > self.untaken.len() {
@@ -746,34 +745,34 @@ impl Channel {
         self.paths[rail].post(ports, now, &self.limits, (content, waiting, signaled))
     }
 
-    /// Whether another rail is left than this one, or may come to be.
+    /// Whether another rail works, or may still start to work.
     pub(crate) fn can_do_without(&self, rail: usize) -> bool {
         let is_there = |path: &Path| path.is_open() || path.is_new();
         self.paths.iter().enumerate().any(|(other, path)| other != rail && is_there(path))
     }
 
-    /// A rail by which nothing has come from the start on, though the peer is there, if it was not told of before.
+    /// A rail on which nothing was received since the start although the peer is alive, unless it was reported before.
     pub(crate) fn missed(&mut self, patience: Duration) -> Option<usize> {
         let heard = self.paths.iter().filter(|path| path.is_open()).map(|path| path.heard).max()?;
         self.paths.iter_mut().position(|path| path.is_to_be_missed(heard, patience))
     }
 
-    /// Whether the peer was heard of lately by another rail than this one.
+    /// Whether the peer was recently heard on a rail other than this one.
     pub(crate) fn is_heard_without(&self, rail: usize, now: Nanos, lately: Duration) -> bool {
         let is_heard = |path: &Path| now.since(path.heard) < lately;
         self.paths.iter().enumerate().any(|(other, path)| other != rail && is_heard(path))
     }
 
-    /// Whether the peer has not answered, by any rail, what it was told of one that failed: it may have been asked so many `times`,
-    /// or a quarter of that if it was not heard of by any rail for `patience`.
+    /// A failed rail for which the peer has not answered, on any rail. The peer is asked at most `times` times, or a
+    /// quarter of that if it was not heard on any rail for `patience`.
     pub(crate) fn unanswered(&self, now: Nanos, times: u32, patience: Duration) -> Option<usize> {
         let is_heard = self.paths.iter().any(|path| now.since(path.heard) < patience);
         let times = if is_heard { times } else { times / 4 };
         self.paths.iter().position(|path| path.has_asked(times))
     }
 
-    /// A rail by which nothing has come through for about two ACK timeouts, though the peer was heard of by another one, and again
-    /// since that was noticed: it may have been away. Rails of which nothing would tell are asked.
+    /// A rail with no progress for about two ACK timeouts, although the peer was heard on another one, before and after
+    /// that was noticed: it may have been off its core. Rails without signaled work are probed.
     pub(crate) fn suspects(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
@@ -783,7 +782,7 @@ impl Channel {
             return Ok(None);
         }
         if now.since(self.looked) > timeout {
-            // What this rank has not looked at for long tells nothing of its peer.
+            // A rank that did not check its rails for long can't judge its peer.
             self.paths.iter_mut().for_each(Path::trust);
         }
         self.looked = now;
@@ -802,12 +801,12 @@ impl Channel {
         Ok(paths.position(|(path, heard)| heard.is_some_and(|heard| path.is_suspect(now, heard, timeout))))
     }
 
-    /// Whether the peer is to be heard of, for it may be that nothing comes through by some rail.
+    /// Whether the peer should be pinged, because a rail may have failed.
     pub(crate) fn doubts(&self, now: Nanos, timeout: Duration) -> bool {
         self.paths.len() > 1 && self.paths.iter().any(|path| path.is_silent(now, timeout / 2))
     }
 
-    /// Leaves the path of a rail that has failed. `patience` is the retry budget.
+    /// Leaves the path of a failed rail. `patience` is the retry budget.
     pub(crate) fn leave(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
@@ -817,8 +816,9 @@ impl Channel {
         self.paths.get_mut(rail).map_or(Ok(()), |path| path.leave(ports, now, patience))
     }
 
-    /// Goes on with paths that were left. Those of which the peer is to be told go to `told`, again and again until it answers; steps
-    /// whose chunks came through to `done`. Whether there is a new queue pair: what the peer waits for may have to be told again.
+    /// Replaces paths that were left. Rails to report to the peer are passed to `told`, repeatedly until it answers; steps
+    /// whose chunks were delivered are passed to `done`. Returns whether there is a new queue pair: messages that the peer
+    /// waits for may have to be repeated.
     pub(crate) fn mend(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
@@ -849,12 +849,12 @@ impl Channel {
         Ok(renewed)
     }
 
-    /// Whether something is to be done by [`mend`](Channel::mend).
+    /// Whether [`mend`](Channel::mend) has work.
     pub(crate) fn is_to_be_mended(&self) -> bool {
         !self.unsent.is_empty() || self.paths.iter().any(Path::is_left)
     }
 
-    /// The peer has left a path. What it is told.
+    /// The peer has left a path. Returns the answer.
     pub(crate) fn hear_left(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
@@ -869,11 +869,11 @@ impl Channel {
         Ok(known.filter(|_| !left.is_answer).map(|own| Left { is_answer: true, ..own }))
     }
 
-    /// The peer of the channel that a work request was of.
+    /// The peer of the channel of a work request.
     pub(crate) fn peer_of(wr_id: u64) -> u32 {
         (wr_id >> 32) as u32
     }
 }
 
-/// Chunks that are under way by one rail at most, where there are several.
+/// The most outstanding chunks of a rail, if there are several rails.
 const UNDER_WAY: u32 = 4;

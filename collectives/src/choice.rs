@@ -193,7 +193,7 @@ impl fmt::Display for Model {
         for (name, pace) in [("by halving", halving), ("between hosts", hosts)] {
             write!(f, "{:.2} µs and {:.2} GB/s {name}, ", micros(pace.latency), pace.bytes_per_second / 1e9)?;
         }
-        /// As measured in virtual time, which only messages advance.
+        /// As measured in virtual time, which advances only with messages.
         const FREE: f64 = 1e12;
         match reduced_per_second {
             FREE.. => f.write_str("reductions free"),
@@ -448,7 +448,7 @@ mod tests {
     /// In a ring, copies, transmission and reductions overlap. Reductions have two operands each, so a device supports any number
     /// of ranks.
     #[test]
-    fn long_operations_of_devices_and_those_of_many_go_along_a_ring() {
+    fn long_operations_of_devices_and_of_many_ranks_use_the_ring() {
         let choice = |bytes, ranks| {
             let demand = Demand { is_on_device: true, ..demand(Kind::AllReduce, bytes, ranks) };
             choose(&Model::default(), &demand, &hosts(ranks, 1), None).0
@@ -475,7 +475,7 @@ mod tests {
 
     /// 64 ranks on eight leaf switches with half as many uplinks as hosts, as measured by `ferroce fabric allreduce`.
     #[test]
-    fn who_meets_on_links_between_switches_has_a_pace_of_its_own() {
+    fn patterns_that_share_switch_links_have_their_own_pace() {
         let pace = |nanos, bytes_per_second| Pace { latency: Duration::from_nanos(nanos), bytes_per_second };
         let flat = Model::default().latency(Duration::from_nanos(2290)).bytes_per_second(10.4e9);
         let flat = flat.overhead(Duration::from_nanos(90)).reduced_per_second(1e13);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn no_operation_of_any_size_has_a_cost_below_nothing() {
+    fn no_cost_is_negative() {
         for ranks in [1, 2, 3, 64] {
             for bytes in [0, 8, 1 << 30] {
                 let text = explain(
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_said() {
+    fn inapplicable_algorithms_have_reasons() {
         let model = Model::default();
         let one_each = hosts(4, 1);
         let forced = Some(Algorithm::Hierarchical);
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_back_and_nonsense_does_no_harm() {
+    fn numbers_parse_back_and_invalid_ones_are_safe() {
         let model = Model::default();
         let back = Model::from_seconds(Seconds::from(&model));
         assert_eq!((back.latency, back.overhead), (model.latency, model.overhead));

@@ -1,5 +1,5 @@
-//! Copies and reductions of memory of any kind: by the CPU in place, by a GPU in its own memory, or on a GPU's memory
-//! by way of host memory.
+//! Copies and reductions of memory of any kind: by the CPU in place, by a GPU in its own memory, or on GPU memory by copies
+//! through host memory.
 //!
 //! `execution.rs` waits for the completion of a device's work while it continues with other steps.
 
@@ -18,13 +18,13 @@ use crate::Error;
 use crate::fallback;
 use crate::ports::Ports;
 
-/// What goes into a reduction.
+/// The operands of a reduction.
 pub(crate) type Operands = ArrayVec<Sge, MAX_SPANS>;
 
-/// What computes.
+/// The CPU and the device as executors of computations.
 #[derive(Default)]
 pub(crate) struct Computer {
-    /// Of each operand a block, and of the result.
+    /// A block for each operand, and one for the result.
     blocks: Vec<u8>,
     device: Option<DeviceReducer>,
 }
@@ -32,38 +32,38 @@ pub(crate) struct Computer {
 /// A device that reduces its own memory.
 struct DeviceReducer {
     device: Arc<dyn Device>,
-    /// `None` if it computes nothing.
+    /// `None` if the device computes nothing.
     reducer: Option<Box<dyn Reducer>>,
-    /// The last that has begun.
+    /// The last computation that was started.
     begun: Ticket,
-    /// Everything up to it has ended.
+    /// All computations up to this one have ended.
     ended: Ticket,
-    /// What of that has failed, and nobody has asked for so far: each operation asks for all that it began.
+    /// Failed computations that were not yet reported: each operation queries all that it started.
     failed: Vec<(Ticket, GpuError)>,
     /// The regions of its memory.
     regions: HashSet<Mr>,
-    /// It has not computed something, and the log says why.
+    /// The device has refused a computation, and the reason was logged.
     has_refused: bool,
 }
 
-/// What a device makes of a computation.
+/// The device's response to a computation.
 pub(crate) enum ByDevice {
-    /// It is none of its.
+    /// The device can't do it.
     No,
-    /// It has as many as it takes: later.
+    /// The device's queue is full: try again later.
     Later,
-    /// It has begun.
+    /// It was started.
     Begun(Ticket),
 }
 
-/// Bytes of a block of a device's memory that goes by way of the host: whole elements, and enough of them for the start of a copy to
-/// cost little.
+/// Bytes per block of device memory that is copied through the host: whole elements, and enough of them to make the fixed
+/// cost of a copy small.
 const BLOCK: usize = 256 << 10;
-/// Bytes of one copy.
+/// The most bytes of one copy.
 const LONGEST: usize = 1 << 30;
 
 impl Computer {
-    /// With a device that reduces its own memory: what it computes with is built here, for that takes long.
+    /// With a device that reduces its own memory. The kernels are built here, because that takes long.
     pub(crate) fn new(device: Option<Arc<dyn Device>>) -> Result<Computer, Error> {
         let Some(device) = device else { return Ok(Computer::default()) };
         let reducer = match device.reducer() {
@@ -91,7 +91,7 @@ impl Computer {
         self.device.as_ref().map(|own| &*own.device)
     }
 
-    /// Registers memory, and remembers which regions are the device's.
+    /// Registers memory, and records whether it is of the device.
     pub(crate) fn register(
         &mut self,
         ports: &mut Ports,
@@ -121,7 +121,8 @@ impl Computer {
         Ok(memory)
     }
 
-    /// Takes what the device has ended, also of operations that ask no more: it lets go of their memory, and has room for others.
+    /// Processes the computations that the device has ended, including those of operations that no longer query them: this
+    /// releases their memory, and makes room for others.
     pub(crate) fn poll(&mut self, now: Nanos) {
         let Some(DeviceReducer { reducer: Some(reducer), begun, ended, failed, .. }) = &mut self.device
         else {
@@ -141,24 +142,24 @@ impl Computer {
         }
     }
 
-    /// The last computation that the device has begun.
+    /// The last computation started on the device.
     pub(crate) fn newest(&self) -> Ticket {
         self.device.as_ref().map_or(Ticket::NONE, |own| own.begun)
     }
 
-    /// Whether it has ended everything up to this one, well or not.
+    /// Whether all computations up to this one have ended, successfully or not.
     pub(crate) fn is_past(&self, ticket: Ticket) -> bool {
         self.device.as_ref().is_none_or(|own| own.ended >= ticket)
     }
 
-    /// That the device does not end what it has begun.
+    /// The error of a device that does not complete its computations.
     pub(crate) fn hangs(&self, waited: Duration) -> Error {
         let device = self.device().map_or_else(|| "a device".to_owned(), |device| device.name().to_owned());
         let reason = format!("its copies and reductions have not ended for {waited:?}, and may still write to memory");
         Error::Gpu(GpuError::Call { device, call: "copies and reductions", reason })
     }
 
-    /// Begins a computation by the device, if it can do it: of its own memory alone.
+    /// Starts a computation on the device, if it supports it: only in its own memory.
     pub(crate) fn begin(
         &mut self,
         context: &Context,
@@ -192,13 +193,13 @@ impl Computer {
         }
     }
 
-    /// When the device is to be asked again what has ended: now where it does not tell, never if nothing is under way.
+    /// When to poll the device again: now if it can't tell, never if nothing is outstanding.
     pub(crate) fn next_deadline(&self, now: Nanos) -> Nanos {
         let reducer = self.device.as_ref().and_then(|own| own.reducer.as_ref());
         reducer.and_then(|reducer| reducer.next_deadline(now)).unwrap_or(Nanos::NEVER)
     }
 
-    /// Whether a computation by the device has ended, as of the last [`poll`](Computer::poll).
+    /// Whether a computation of the device has ended, as of the last [`poll`](Computer::poll).
     pub(crate) fn has_ended(&mut self, ticket: Ticket) -> Result<bool, Error> {
         let Some(own) = &mut self.device else { return Ok(true) };
         match own.failed.iter().position(|(failed, _)| *failed == ticket) {
@@ -223,7 +224,7 @@ impl Computer {
         )
     }
 
-    /// Copies bytes, as many as there are.
+    /// Copies all bytes.
     pub(crate) fn copy_all(
         &mut self,
         context: &mut Context,
@@ -239,7 +240,7 @@ impl Computer {
         Ok(())
     }
 
-    /// What a device does not compute.
+    /// Executes a computation without the device.
     pub(crate) fn compute(
         &mut self,
         context: &mut Context,
@@ -303,8 +304,8 @@ impl Computer {
         )
     }
 
-    /// Copies blocks of the sources to the host, and what `compute` makes of them to the target. The first block is the
-    /// result's.
+    /// Copies blocks of the sources to the host, and the result of `compute` to the target. The first block is that of the
+    /// result.
     #[cold]
     fn by_blocks(
         &mut self,
@@ -329,7 +330,7 @@ impl Computer {
     }
 }
 
-/// What came of it; `None` if the CPU does not reach the memory.
+/// The result; `None` if the CPU can't access the memory.
 fn by_cpu(result: Result<(), ferroce::Error>) -> Option<Result<(), Error>> {
     match result {
         Ok(()) => Some(Ok(())),
@@ -346,9 +347,9 @@ mod tests {
 
     use super::*;
 
-    /// Whoever asks for it, however late, and whatever else is taken from the device before.
+    /// A failure is kept until its operation queries it, even if other computations end before.
     #[test]
-    fn a_failure_stays_until_its_operation_asks() {
+    fn a_failure_is_kept_until_its_operation_queries_it() {
         let device = Strict::default().open().unwrap();
         let context = Context::open(Port::open("loopback").unwrap(), &Config::default()).unwrap();
         let mut ports = Ports::new(context).unwrap();

@@ -20,47 +20,48 @@ use crate::channel::message::Header;
 use crate::memory::{allocate, deregister, register, when_free};
 use crate::shrink::{Ranks, Word};
 
-/// What one rank tells another one.
+/// A message from one rank to another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// The sender's end of the channel between both.
     Hello {
         link: Link,
-        /// The receiver's queue pair that the sender knows, and is ready to receive from: its [`Link::epoch`], or 0.
+        /// The [`Link::epoch`] of the receiver's queue pair that the sender knows, and from which it is ready to receive;
+        /// or 0.
         heard: u32,
-        /// The sender has been told that the receiver is ready: it needs no answer.
+        /// The sender knows that the receiver is ready: no answer is needed.
         is_open: bool,
     },
     /// The sender's queue pair on a rail has failed.
     Left(Left),
-    /// Is the receiver there, and what is its operation with this number?
+    /// Asks whether the receiver is alive, and for its operation with this number.
     Ping { call: u32 },
-    /// It is. How many operations of all ranks it has called, and which has the number.
+    /// The answer: the number of operations of all ranks that the sender has called, and the one with the number.
     Pong { calls: u32, call: Option<Header> },
-    /// The communicator is of no use any more.
+    /// The communicator has failed.
     Abort { origin: u32, lost: Option<u32>, reason: String },
-    /// The sender knows that.
+    /// The sender knows about the failure.
     Aborted,
-    /// The receiver sleeps, and the sender has shown something in the memory that both have mapped.
+    /// Wakes the receiver, which sleeps: the sender has published something in the memory that both have mapped.
     Wake,
-    /// Who is gone: the sender's opinion, the decision, or that the sender knows it.
+    /// The lost ranks: the sender's vote, the decision, or the confirmation that the sender knows it.
     Shrink(Word),
 }
 
-/// How far messages came by a queue pair that has failed.
+/// How many messages were received on a failed queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub(crate) rail: u32,
-    /// The queue pairs of the sender and of the receiver that were connected, by [`Link::epoch`].
+    /// The connected queue pairs of the sender and of the receiver, by [`Link::epoch`].
     pub(crate) own: u32,
     pub(crate) theirs: u32,
-    /// So many messages came of the receiver's: the others it sends again.
+    /// The number of messages received from the receiver: it sends the others again.
     pub(crate) received: u32,
-    /// The sender knows the same of the receiver: it needs no answer.
+    /// The sender has the same data from the receiver: no answer is needed.
     pub(crate) is_answer: bool,
 }
 
-/// A message, and of which communicator and rank it is.
+/// A message with its communicator and sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Envelope {
     pub(crate) communicator: u64,
@@ -68,7 +69,7 @@ pub(crate) struct Envelope {
     pub(crate) message: Message,
 }
 
-/// A rank's control queue pair, as others know it.
+/// A rank's control queue pair, as known to others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mailbox {
     pub(crate) ah: Ah,
@@ -83,14 +84,14 @@ pub(crate) struct Control {
     memory: Mr,
     pub(crate) qpn: Qpn,
     pub(crate) qkey: u32,
-    /// Address handles that were made.
+    /// Cached address handles.
     addresses: HashMap<(Gid, usize, u8), Ah>,
     under_way: u32,
-    /// Messages that were sent since this was asked last.
+    /// Whether messages were sent since the last query.
     has_sent: bool,
 }
 
-/// A message as it travels.
+/// A message in wire format.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Frame {
@@ -101,8 +102,8 @@ struct Frame {
     length: u8,
     communicator: U64,
     from: U32,
-    /// By kind: of a HELLO the queue pair number and the PSN; of a LEFT the rail, and how many messages came; of a PING, and a PONG, the number of calls; of an ABORT the rank that failed
-    /// first, and the one that is gone.
+    /// Depends on the kind. HELLO: the queue pair number and the PSN; LEFT: the rail, and the number of messages received;
+    /// PING and PONG: the number of calls; ABORT: the rank that failed first, and the lost one.
     first: U32,
     second: U32,
     body: [u8; BODY],
@@ -129,7 +130,7 @@ struct LeftBody {
 
 const MAGIC: [u8; 4] = *b"frcl";
 const VERSION: u8 = 2;
-/// All of a frame fits into the smallest path MTU, which is 256 bytes.
+/// A frame fits into the smallest path MTU, which is 256 bytes.
 pub(crate) const BODY: usize = 224;
 const HELLO: u8 = 1;
 const PING: u8 = 2;
@@ -145,10 +146,11 @@ const IS_OPEN: u8 = 1;
 const IS_ANSWER: u8 = 1;
 const NOBODY: u32 = u32::MAX;
 
-/// Receives that are posted, and sends that may be under way. What comes while there are none is lost, and is sent again.
+/// Posted receives, and the most outstanding sends. A message that arrives without a posted receive is lost, and is sent
+/// again.
 const RECEIVES: u32 = 256;
 const SENDS: u32 = 128;
-/// Room for a GRH before each message.
+/// Space for a GRH before each message.
 const GRH: usize = 40;
 const SLOT: usize = GRH + size_of::<Frame>();
 
@@ -166,7 +168,7 @@ impl Control {
         let memory = allocate(None, RECEIVES as usize * SLOT)?;
         let memory = register(context, pd, memory, Access::LOCAL_WRITE)?;
         let [high, low] = [(); 2].map(|()| context.random_psn().value());
-        // With the highest bit it would mean the sender's own.
+        // A Q_Key with the highest bit set would mean the sender's own.
         let qkey = (high << 8 ^ low) & 0x7fff_ffff;
         context.start_datagrams(qp, qkey)?;
         let qpn = context.query_qp(qp)?.qpn;
@@ -191,8 +193,8 @@ impl Control {
         deregister(context, now, self.memory).map(drop)
     }
 
-    /// Where messages to a port go, by its address, the row of the GID table that they leave from, and the traffic class. All
-    /// communicators have the same.
+    /// The address handle of a port, for its address, the index of the local GID table entry, and the traffic class. All
+    /// communicators share them.
     pub(crate) fn address(
         &mut self,
         context: &mut Context,
@@ -208,7 +210,7 @@ impl Control {
         Ok(ah)
     }
 
-    /// Sends a message, unless too many are under way: it may be lost in any case.
+    /// Sends a message, unless too many are outstanding: messages may be lost in any case.
     pub(crate) fn send(
         &mut self,
         context: &mut Context,
@@ -228,23 +230,23 @@ impl Control {
         Ok(())
     }
 
-    /// Whether messages were sent since [`take_sent`](Control::take_sent) was asked last.
+    /// Whether messages were sent since the last [`take_sent`](Control::take_sent).
     pub(crate) fn has_sent(&self) -> bool {
         self.has_sent
     }
 
-    /// Whether messages were sent since this was asked last: they leave with the next poll.
+    /// Whether messages were sent since the last call; the next poll sends them.
     pub(crate) fn take_sent(&mut self) -> bool {
         std::mem::take(&mut self.has_sent)
     }
 
-    /// The next message that has come. What makes no sense is dropped.
+    /// The next message received. Invalid messages are dropped.
     pub(crate) fn next(&mut self, context: &mut Context) -> Result<Option<Envelope>, Error> {
         while let Some(wc) = context.poll_cq(self.cq)? {
             if wc.wr_id == SENT {
                 self.under_way -= 1;
                 if wc.status != WcStatus::Success && wc.status != WcStatus::WrFlushErr {
-                    // A rank that can't be reached holds up nobody else's messages.
+                    // A rank that can't be reached must not delay messages to others.
                     if let Err(error) = context.modify_qp(self.qp, Transition::Resume) {
                         debug!(%error, "control messages after one that failed");
                     }
@@ -271,7 +273,7 @@ impl Control {
     }
 }
 
-/// The work request id of sends. Those of receives are slots of the memory.
+/// The work request ID of sends. Those of receives are slots of the memory.
 const SENT: u64 = u64::MAX;
 
 impl Envelope {
@@ -383,7 +385,7 @@ impl Envelope {
             PONG if body.is_empty() => Message::Pong { calls: first, call: None },
             PONG => Message::Pong { calls: first, call: Some(Header::read_from_bytes(body).ok()?) },
             ABORT => {
-                // Whoever it is, it has no say in how a terminal behaves.
+                // Text from the network is made printable.
                 let reason = String::from_utf8_lossy(body).replace(ferroce::is_unprintable, "\u{fffd}");
                 Message::Abort { origin: first, lost: Some(second).filter(|rank| *rank != NOBODY), reason }
             }
@@ -398,14 +400,14 @@ impl Envelope {
     }
 }
 
-/// Bytes of anybody's as a message, which is said again the same.
+/// Parses bytes from the network as a message, and checks that it is written the same again.
 #[cfg(fuzzing)]
 pub fn parse(bytes: &[u8]) {
     let Ok((frame, _)) = Frame::read_from_prefix(bytes) else { return };
     let Some(envelope) = Envelope::parse(&frame) else { return };
     let again = Envelope::parse(&envelope.frame()).expect("it was one before");
     match (&again.message, &envelope.message) {
-        // What was no text is longer as one, and may be cut.
+        // Text that was not UTF-8 is longer after conversion, and may be truncated.
         (Message::Abort { reason: cut, .. }, Message::Abort { reason, .. }) => {
             assert!(reason.starts_with(cut))
         }
@@ -422,7 +424,7 @@ mod tests {
     use ferroce::driver::reduction::DataType;
 
     #[test]
-    fn messages_come_back() {
+    fn messages_parse_back() {
         let link = Link {
             qpn: 1,
             psn: 2,
@@ -464,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_between_characters() {
+    fn a_long_reason_is_truncated_between_characters() {
         let reason = "ü".repeat(BODY);
         let message = Message::Abort { origin: 0, lost: None, reason };
         let frame = Envelope { communicator: 1, from: 0, message }.frame();
@@ -475,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_dropped() {
+    fn invalid_messages_are_dropped() {
         let good = Envelope { communicator: 1, from: 0, message: Message::Aborted }.frame();
         for spoil in [
             |frame: &mut Frame| frame.magic[0] = 0,

@@ -232,7 +232,7 @@ impl Error {
     }
 }
 
-/// As it reads, for `main() -> Result` prints it so.
+/// The same text as `Display`, because `main() -> Result` prints it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

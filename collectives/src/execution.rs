@@ -1,4 +1,4 @@
-//! One operation under way: carries out a schedule (`schedule.rs`) on channels (`channel.rs`) and memory.
+//! The execution of one operation: it processes a schedule (`schedule.rs`) on channels (`channel.rs`) and memory.
 //!
 //! The order of additions is fixed; `manual.rs` documents it.
 
@@ -19,46 +19,46 @@ use crate::operation::{At, Kind, Operation, Reduction};
 use crate::ports::Ports;
 use crate::schedule::{Finish, Operand, Place, Schedule, Spot, Step};
 
-/// An operation that has begun and has not ended.
+/// An operation that has started and not ended.
 pub(crate) struct Execution {
     pub(crate) id: u64,
     pub(crate) call: Call,
-    /// The key of the plan that it is of.
+    /// The key of its plan.
     pub(crate) plan: u64,
     schedule: Schedule,
     pub(crate) places: Places,
     arithmetic: What,
-    /// Of each step.
+    /// By step.
     states: Vec<State>,
-    /// Steps that are not done.
+    /// The number of steps that are not done.
     left: usize,
     lanes: Vec<Lane>,
-    /// Steps that a device is about, in its order.
+    /// Steps on a device, in its order.
     running: VecDeque<(Ticket, usize)>,
-    /// When something moved last; at first when it was first looked at.
+    /// When there was last progress; initially the time of the first poll.
     pub(crate) moved: Option<Nanos>,
-    /// When it was first looked at, and since when the rank had been in no operation then, if it was in none.
+    /// The time of the first poll, and since when the rank had been in no operation then, if it was in none.
     began: Option<Nanos>,
     pub(crate) idle_since: Option<Nanos>,
-    /// Its number in the log, and the bytes of its input or output.
+    /// Its number in the flight recorder, and the bytes of its input or output.
     pub(crate) record: u64,
     pub(crate) bytes: u64,
-    /// Chunks that are under way.
+    /// The number of outstanding chunks.
     under_way: u32,
-    /// The peer that began it last, as far as that is known, and how much later than this rank.
+    /// The peer that started it last, as far as known, and how much later than this rank.
     late: (u32, Duration),
 }
 
-/// How far a step is.
+/// The state of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Waits,
-    /// A device is about it.
+    /// It is running on a device.
     Runs,
     Done,
 }
 
-/// Where elements are.
+/// The memory of the elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
     pub(crate) input: Option<(Mr, u64)>,
@@ -66,7 +66,7 @@ pub(crate) struct Places {
     pub(crate) scratch: Option<(Mr, u64)>,
 }
 
-/// What is done with elements.
+/// The arithmetic of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct What {
     pub(crate) data_type: DataType,
@@ -75,17 +75,17 @@ pub(crate) struct What {
     pub(crate) size: u32,
 }
 
-/// Steps that happen one after the other.
+/// Steps that are executed in order.
 struct Lane {
     way: Way,
     peer: u32,
     steps: Vec<u32>,
     next: usize,
-    /// The peer knows which call it is (a lane that sends), or where its chunks go (one that receives).
+    /// The peer knows which call it is (for a sending lane), or the destination of its chunks (for a receiving one).
     is_told: bool,
-    /// The peer has told of the call.
+    /// The peer has reported the call.
     has_heard: bool,
-    /// Where the peer wants its chunks.
+    /// The destination of chunks at the peer.
     grant: Option<Remote>,
 }
 
@@ -96,7 +96,7 @@ enum Way {
     Local,
 }
 
-/// What operations of a communicator share.
+/// Resources shared by the operations of a communicator.
 pub(crate) struct Tools<'a> {
     pub(crate) ports: &'a mut Ports,
     pub(crate) computer: &'a mut Computer,
@@ -104,11 +104,11 @@ pub(crate) struct Tools<'a> {
     pub(crate) links: &'a mut [crate::group::Peer],
     pub(crate) log: &'a Log,
     pub(crate) now: Nanos,
-    /// Bytes that may still be combined before packets are looked after again.
+    /// Bytes that may still be combined before packets are polled again.
     pub(crate) budget: usize,
 }
 
-/// Why a step could not be made.
+/// Why a step could not be executed.
 pub(crate) enum Trouble {
     /// The operation fails.
     Cause(Cause),
@@ -129,7 +129,7 @@ impl From<ferroce::Error> for Trouble {
 }
 
 impl Places {
-    /// Where an operation has its elements; scratch memory comes with its beginning.
+    /// The memory of an operation's elements; scratch memory is added at the start.
     pub(crate) fn of(operation: &Operation) -> Places {
         let place = |at: Option<At>| at.map(|at| (at.buffer.mr, at.offset));
         Places { input: place(operation.input), output: place(operation.output), scratch: None }
@@ -178,14 +178,14 @@ impl Execution {
         execution
     }
 
-    /// An operation that has no steps: it is carried out elsewhere, until [`end`](Execution::end) says that it is done.
+    /// An operation without steps, which is executed elsewhere, until [`end`](Execution::end) is called.
     pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What) -> Execution {
         let of_no_plan = u64::MAX;
         let execution = Execution::new((id, of_no_plan), call, Schedule::default(), places, arithmetic);
         Execution { left: 1, ..execution }
     }
 
-    /// The same once more, after its end. Scratch memory comes with its beginning.
+    /// Restarts it after its end. Scratch memory is added at the start.
     pub(crate) fn again(mut self, id: u64, call: Call, arithmetic: What) -> Execution {
         self.states.fill(State::Waits);
         for lane in &mut self.lanes {
@@ -206,7 +206,7 @@ impl Execution {
         }
     }
 
-    /// Bytes of scratch memory that it needs.
+    /// The bytes of scratch memory that it needs.
     pub(crate) fn scratch_bytes(&self) -> usize {
         self.bytes(self.schedule.scratch)
     }
@@ -216,7 +216,7 @@ impl Execution {
         !self.schedule.steps.is_empty()
     }
 
-    /// Puts a step into the lanes that it is in.
+    /// Adds a step to its lanes.
     fn enlist(&mut self, step: usize) {
         let Execution { schedule, lanes, .. } = self;
         match &schedule.steps[step] {
@@ -242,7 +242,7 @@ impl Execution {
         self.lanes.iter().filter(|lane| lane.way != Way::Local).map(|lane| (lane.peer, lane.way == Way::Send))
     }
 
-    /// The peers whose chunks it has taken: they wait for the ACK, while nobody waits for that of a short message.
+    /// The peers whose chunks it has taken: they wait for the ACK of a chunk, but not for that of a short message.
     pub(crate) fn owes_acks(&self, eager: usize) -> impl Iterator<Item = u32> {
         let is_chunk = move |step: &u32| match &self.schedule.steps[*step as usize] {
             Step::Send { .. } => false,
@@ -253,7 +253,7 @@ impl Execution {
         lanes.filter(move |lane| lane.steps.iter().any(is_chunk)).map(|lane| lane.peer)
     }
 
-    /// The peers whose chunks come to staging memory, of those that it receives from.
+    /// Of the peers that it receives from, those whose chunks arrive in staging memory.
     pub(crate) fn staged(&self, eager: usize) -> impl Iterator<Item = u32> {
         let lanes = self.lanes.iter().filter(|lane| lane.way == Way::Receive);
         lanes.filter(move |lane| self.is_staged(lane, eager)).map(|lane| lane.peer)
@@ -265,7 +265,7 @@ impl Execution {
         })
     }
 
-    /// The ranks that something is still to come from, or to go to.
+    /// The ranks from which data is still expected, or to which it is still to be sent.
     pub(crate) fn waits_for(&self) -> impl Iterator<Item = u32> {
         self.peers().map(|(peer, _)| peer).filter(|peer| {
             self.lanes.iter().any(|lane| {
@@ -276,33 +276,33 @@ impl Execution {
         })
     }
 
-    /// Whether it has elements in this region.
+    /// Whether this region contains its elements.
     pub(crate) fn is_about(&self, mr: Mr) -> bool {
         [self.places.input, self.places.output].into_iter().flatten().any(|(of, _)| of == mr)
     }
 
-    /// Whether a device is about steps of it.
+    /// Whether a device is executing steps of it.
     pub(crate) fn is_on_device(&self) -> bool {
         !self.running.is_empty()
     }
 
-    /// Whether all is done.
+    /// Whether all steps are done.
     pub(crate) fn is_done(&self) -> bool {
         self.left == 0
     }
 
-    /// How many steps there are, and how many are done. One that is carried out elsewhere is a step.
+    /// The number of steps, and of those done. An operation that is executed elsewhere is one step.
     pub(crate) fn progress(&self) -> (usize, usize) {
         let steps = self.states.len().max(1);
         (steps, steps - self.left)
     }
 
-    /// What is carried out elsewhere is done.
+    /// The operation that is executed elsewhere is done.
     pub(crate) fn end(&mut self) {
         self.left = 0;
     }
 
-    /// The memory of a step that sends is free again.
+    /// The memory of a sending step is free again.
     pub(crate) fn sent(&mut self, step: u32) {
         self.under_way = self.under_way.saturating_sub(1);
         self.finish(step as usize);
@@ -314,13 +314,13 @@ impl Execution {
         }
     }
 
-    /// A peer says where its chunks go.
+    /// A peer has sent the destination of chunks.
     pub(crate) fn granted(&mut self, peer: u32, grant: &Grant) {
         lane(&mut self.lanes, Way::Send, peer).grant = Some(grant.output());
     }
 
-    /// Takes the grants of peers that came before it had begun. One of another call comes to light when a message of this one
-    /// does.
+    /// Takes the grants of peers that arrived before the start. A grant of another call is detected when a message of this
+    /// one arrives.
     pub(crate) fn take_grants(&mut self, links: &mut [crate::group::Peer]) {
         for lane in self.lanes.iter_mut().filter(|lane| lane.way == Way::Send) {
             let grants = &mut links[lane.peer as usize].grants;
@@ -332,7 +332,7 @@ impl Execution {
         }
     }
 
-    /// Makes all steps that can be made. Whether there were any.
+    /// Executes all steps that are ready. Returns whether there were any.
     pub(crate) fn advance(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         if self.began.is_none() {
             self.began = Some(tools.now);
@@ -366,7 +366,7 @@ impl Execution {
         Ok(has_moved)
     }
 
-    /// This rank had nothing to do until something came from the peer of a lane.
+    /// Records that this rank had no work until a message of a lane's peer arrived.
     fn log_wait(&self, index: usize, tools: &Tools<'_>) {
         let Lane { way, peer, .. } = &self.lanes[index];
         if let (Way::Receive, Some(moved)) = (way, self.moved) {
@@ -374,9 +374,9 @@ impl Execution {
         }
     }
 
-    /// A peer has told of it.
+    /// A peer has reported the call.
     pub(crate) fn hear(&mut self, peer: u32, Heard { began, idle, .. }: Heard) {
-        // Only what it says first: what comes later may have waited behind chunks.
+        // Only its first report counts: later ones may have been queued after chunks.
         let lane = self.lanes.iter_mut().find(|lane| lane.way != Way::Local && lane.peer == peer);
         let is_first = lane.is_some_and(|lane| !std::mem::replace(&mut lane.has_heard, true));
         if let Some(own) = self.began.filter(|_| is_first) {
@@ -385,12 +385,12 @@ impl Execution {
         }
     }
 
-    /// The peer that began it last, if that was so much later than this rank, and how much.
+    /// The peer that started it last, with the delay, if the delay to this rank is at least `at_least`.
     pub(crate) fn late(&self, at_least: Duration) -> Option<(u32, Duration)> {
         Some(self.late).filter(|(_, by)| *by > at_least)
     }
 
-    /// When it began, as peers are told.
+    /// When it started, as reported to peers.
     fn age(&self, now: Nanos) -> Age {
         let began = self.began.unwrap_or(now);
         let idle = self.idle_since.map_or(Duration::ZERO, |since| began.since(since));
@@ -410,7 +410,7 @@ impl Execution {
         Ok(Sge { mr, offset: offset + self.bytes(spot.at) as u64, length: bytes as u32 })
     }
 
-    /// Sends what may be sent in a lane.
+    /// Sends all that is ready in a lane.
     fn send(&mut self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let peer = self.lanes[index].peer as usize;
         let link = &mut tools.links[peer];
@@ -465,7 +465,7 @@ impl Execution {
         Ok(moved)
     }
 
-    /// Sends a chunk, once the peer has said where it goes.
+    /// Sends a chunk, once the peer has sent its destination.
     fn send_chunk(
         &mut self,
         index: usize,
@@ -498,7 +498,7 @@ impl Execution {
         })
     }
 
-    /// Takes what has come in a lane.
+    /// Takes messages that have arrived for a lane.
     fn receive(&mut self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let peer = self.lanes[index].peer as usize;
         if !self.lanes[index].is_told {
@@ -519,7 +519,7 @@ impl Execution {
         Ok(moved)
     }
 
-    /// The next step of a lane that is neither done nor begun: those with several arrivals are in several lanes.
+    /// The next step of a lane that is neither done nor running: steps with several arrivals are in several lanes.
     fn next_of(&mut self, index: usize) -> Option<usize> {
         let lane = &mut self.lanes[index];
         while lane.steps.get(lane.next).is_some_and(|step| self.states[*step as usize] != State::Waits) {
@@ -528,7 +528,7 @@ impl Execution {
         lane.steps.get(lane.next).map(|step| *step as usize)
     }
 
-    /// Tells a peer where its chunks go, if it has to know. Whether it knows.
+    /// Sends a peer the destination of its chunks, if it needs it. Returns whether the peer has it.
     fn grant(&self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let (lane @ Lane { peer, steps, .. }, age) = (&self.lanes[index], self.age(tools.now));
         let link = &mut tools.links[*peer as usize];
@@ -561,7 +561,7 @@ impl Execution {
         Ok(told)
     }
 
-    /// Whether all that a step takes has come.
+    /// Whether all messages of a step have arrived.
     fn can_take(&self, step: usize, tools: &Tools<'_>) -> Result<bool, Trouble> {
         match &self.schedule.steps[step] {
             Step::Send { .. } => Ok(false),
@@ -579,7 +579,7 @@ impl Execution {
         }
     }
 
-    /// Whether a step is the next one to take something from a peer.
+    /// Whether a step is the next one that takes a message of a peer.
     fn is_front(&self, peer: u32, step: usize) -> bool {
         let lane = self.lanes.iter().find(|lane| lane.way == Way::Receive && lane.peer == peer);
         lane.is_some_and(|lane| {
@@ -588,7 +588,7 @@ impl Execution {
         })
     }
 
-    /// Whether the next message of a peer has come, which is of this operation and as long as it is due.
+    /// Whether the next message of a peer has arrived, and belongs to this operation with the expected length.
     fn has_come(&self, peer: u32, len: usize, lands: bool, tools: &Tools<'_>) -> Result<bool, Trouble> {
         let link = &tools.links[peer as usize];
         if link.receives.front() != Some(&self.id) {
@@ -602,7 +602,7 @@ impl Execution {
             return Err(Trouble::Cause(Cause::Mismatch { peer, ours, theirs }));
         }
         if arrival.bytes as usize != self.bytes(len) && self.call.kind == Kind::AllToAll {
-            // Each rank knows its own counts alone.
+            // Each rank knows only its own counts.
             let ours = format!("{}, with {} bytes from rank {peer}", self.call, self.bytes(len));
             let theirs = format!("{}, with {} bytes for this rank", arrival.call, arrival.bytes);
             return Err(Trouble::Cause(Cause::Mismatch { peer, ours, theirs }));
@@ -621,7 +621,8 @@ impl Execution {
         Ok(true)
     }
 
-    /// Makes a step for which all has come, or has a device begin it. `false` if the device takes it later.
+    /// Executes a step whose messages have arrived, or starts it on a device. Returns `false` if the device has no room for
+    /// it yet.
     fn take(&mut self, step: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         if let Step::Combine { to, len, operands, finish } = &self.schedule.steps[step]
             && *len > 0
@@ -655,7 +656,7 @@ impl Execution {
         Ok(true)
     }
 
-    /// Each message that a step takes: its peer, and its bytes.
+    /// Calls `of` for each message that a step takes, with its peer and its bytes.
     fn of_arrivals(&self, step: usize, mut of: impl FnMut(u32, usize)) {
         match &self.schedule.steps[step] {
             Step::Send { .. } => {}
@@ -670,7 +671,7 @@ impl Execution {
         }
     }
 
-    /// Takes the steps that the device has ended.
+    /// Processes the steps that the device has ended.
     fn take_from_device(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let mut moved = false;
         while let Some(&(ticket, step)) = self.running.front()
@@ -684,7 +685,7 @@ impl Execution {
         Ok(moved)
     }
 
-    /// Of an operation that has failed: takes what the device has ended of it, well or not, for the memory alone.
+    /// For a failed operation: waits for the device's work only because it uses the memory.
     pub(crate) fn drop_from_device(&mut self, computer: &mut Computer) {
         while let Some((ticket, _)) = self.running.front()
             && !matches!(computer.has_ended(*ticket), Ok(false))
@@ -693,7 +694,7 @@ impl Execution {
         }
     }
 
-    /// Combines operands, or has the device begin it. [`ByDevice::No`] if it is done.
+    /// Combines operands, or starts it on the device. [`ByDevice::No`] if it is done.
     fn combine(
         &self,
         finish: Finish,
@@ -718,7 +719,7 @@ impl Execution {
         Ok(by_device)
     }
 
-    /// Makes the steps of a lane that nobody else is needed for.
+    /// Executes the steps of a lane that need no other rank.
     fn compute(&mut self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let mut moved = false;
         while tools.budget > 0
@@ -732,7 +733,7 @@ impl Execution {
     }
 }
 
-/// The lane of a peer, made if there is none.
+/// The lane of a peer, created if necessary.
 fn lane(lanes: &mut Vec<Lane>, way: Way, peer: u32) -> &mut Lane {
     let found = lanes.iter().position(|lane| lane.way == way && lane.peer == peer);
     let index = found.unwrap_or_else(|| {
@@ -750,7 +751,7 @@ fn lane(lanes: &mut Vec<Lane>, way: Way, peer: u32) -> &mut Lane {
     &mut lanes[index]
 }
 
-/// Where the next message of a peer is.
+/// The memory of the next message of a peer.
 fn arrived(tools: &Tools<'_>, peer: u32, bytes: usize) -> Result<Sge, Trouble> {
     let channel = tools.links[peer as usize].channel.as_ref();
     let from = channel.and_then(|channel| channel.arrival()).and_then(|arrival| arrival.from);
@@ -760,7 +761,7 @@ fn arrived(tools: &Tools<'_>, peer: u32, bytes: usize) -> Result<Sge, Trouble> {
     Ok(Sge { mr, offset: offset.into(), length: bytes as u32 })
 }
 
-/// A message is taken: as it came, or at the end of what a device made of it.
+/// Takes a message: a plain one, or one that a device has read.
 fn took(tools: &mut Tools<'_>, peer: u32, bytes: usize, take: impl FnOnce(&mut Channel)) {
     tools.log.received(peer, bytes as u64);
     if let Some(channel) = &mut tools.links[peer as usize].channel {

@@ -1,5 +1,5 @@
-//! Operations that go a slower way than they might: each is an event with its reason, in the log and among the metrics
-//! of the context.
+//! Operations that use a slower path than possible: each is an event with its reason, in the log and in the metrics of the
+//! context.
 
 use ferroce::{Context, ProgramCounter};
 use tracing::{info, warn};
@@ -24,25 +24,25 @@ const RAILS_BACK: ProgramCounter = ProgramCounter::new(
 
 const RAILS: [&str; MAX_RAILS] = ["0", "1", "2", "3", "4", "5", "6", "7"];
 
-/// The ranks of a communicator share no memory, though they may.
+/// The ranks of a communicator share no memory, although they are allowed to.
 pub(crate) fn without_memory(context: &mut Context, communicator: u64, reason: &'static str) {
     warn!("communicator {communicator:016x} uses packets: {reason}");
     context.count(&FALLBACKS, reason);
 }
 
-/// A rail to a peer has failed: what went by it goes by the others.
+/// A rail to a peer has failed: its messages are sent on the others.
 pub(crate) fn without_rail(ports: &mut Ports, (rank, peer, rail): (u32, u32, usize), why: &str) {
     warn!(rank, peer, "rail {rail} ({}) is no longer used: {why}", ports.of(rail).device());
     ports.of_mut(rail).context.count(&RAILS_LEFT, RAILS[rail]);
 }
 
-/// A rail to a peer has come back.
+/// A rail to a peer works again.
 pub(crate) fn with_rail(ports: &mut Ports, (rank, peer, rail): (u32, u32, usize)) {
     info!(rank, peer, "rail {rail} ({}) is used again", ports.of(rail).device());
     ports.of_mut(rail).context.count(&RAILS_BACK, RAILS[rail]);
 }
 
-/// A device's memory goes to the host and back, in blocks.
+/// Device memory is copied to the host and back, in blocks.
 pub(crate) fn by_the_host(context: &mut Context, reason: &'static str, is_first: bool) {
     if is_first {
         warn!("{reason}, through host memory");

@@ -1,4 +1,4 @@
-//! What the fuzzer (`tools/fuzz`) calls: the parsers of what other ranks say.
+//! The entry points of the fuzzer (`tools/fuzz`): the parsers of messages from other ranks.
 
 pub use crate::channel::message::fuzzing::{header, immediate};
 pub use crate::control::parse as control;

@@ -1,16 +1,16 @@
-//! One communicator: its ranks, channels to them, operations under way, and its failure.
+//! One communicator: its ranks, channels to them, outstanding operations, and its failure.
 //!
-//! - `group/calls.rs`: begins what the program calls
-//! - `group/plans.rs`: keeps 64 operations with their schedules
-//! - `group/peers.rs`: talks to the other ranks
+//! - `group/calls.rs`: starts the operations that the program calls
+//! - `group/plans.rs`: caches 64 operations with their schedules
+//! - `group/peers.rs`: communicates with the other ranks
 //! - `group/on_memory.rs`: operations on memory that all ranks have mapped
 //! - `group/membership.rs`: joining and leaving
-//! - `group/failure.rs`: notices which ranks are gone
+//! - `group/failure.rs`: detects lost ranks
 //! - `group/rails.rs`: continues without a failed rail
 //!
 //! An operation is data (`operation.rs`). The cost model (`choice.rs`) chooses its algorithm, whose schedule
-//! (`schedule.rs`) is carried out by `execution.rs` on channels, or without packets on memory that the ranks of a host
-//! have mapped (`mapped.rs`). docs/decisions/14-collectives.md has the reasons.
+//! (`schedule.rs`) is executed by `execution.rs` on channels, or without packets on memory that the ranks of a host have
+//! mapped (`mapped.rs`). docs/decisions/14-collectives.md has the reasons.
 
 mod calls;
 mod failure;
@@ -46,33 +46,33 @@ use crate::schedule::{self, Algorithm, Hosts, Seat, Shape, Task};
 use crate::shrink::{Ranks, Shrink};
 use plans::Plans;
 
-/// A rank of a communicator, as another one sees it.
+/// The state of another rank of the communicator.
 #[derive(Default)]
 pub(crate) struct Peer {
     pub(crate) channel: Option<Box<Channel>>,
-    /// Operations that still send to it, and those that still receive from it, in their order.
+    /// Operations that still send to it, and those that still receive from it, in order.
     pub(crate) sends: VecDeque<u64>,
     pub(crate) receives: VecDeque<u64>,
-    /// Grants of operations that have not begun here.
+    /// Grants of operations that have not started here.
     pub(crate) grants: VecDeque<(Call, Grant)>,
-    /// Operations of the two, those that send and those that receive.
+    /// The numbers of operations between the two ranks: sends and receives.
     of_two: [u32; 2],
     /// Since when it has not answered a ping, and when the last one was sent.
     silent: Option<Nanos>,
     pinged: Nanos,
-    /// What it said of its calls.
+    /// The number of calls that it reported.
     calls: Option<u32>,
     /// It knows that the communicator has failed.
     knows_abort: bool,
-    /// What is under way to it.
+    /// The outstanding chunks to it.
     pub(crate) chunks: Chunks,
 }
 
-/// Chunks to one peer that are not acknowledged.
+/// Unacknowledged chunks to one peer.
 #[derive(Default)]
 pub(crate) struct Chunks {
     under_way: u32,
-    /// Since when there are any, and how many bytes there were since.
+    /// Since when there are any, and the bytes sent since then.
     since: Nanos,
     bytes: u64,
 }
@@ -86,7 +86,7 @@ impl Chunks {
         self.bytes += bytes;
     }
 
-    /// So many are acknowledged. How many bytes there were and for how long, if there are none any more.
+    /// `count` chunks are acknowledged. If none are left, returns the bytes and the duration of the whole period.
     fn end(&mut self, count: u32, now: Nanos) -> Option<(u64, Duration)> {
         let before = self.under_way;
         self.under_way = before.saturating_sub(count);
@@ -94,18 +94,18 @@ impl Chunks {
     }
 }
 
-/// What a communicator needs of the process that it is in.
+/// Resources of the process that a communicator needs.
 pub(crate) struct Process<'a> {
     pub(crate) ports: &'a mut Ports,
     pub(crate) computer: &'a mut Computer,
     pub(crate) host: &'a mut Host,
     pub(crate) recorder: &'a Recorder,
-    /// For what moves between two polls.
+    /// The clock for events between two polls.
     pub(crate) clock: &'a mut Poller,
     pub(crate) now: Nanos,
 }
 
-/// How an operation has ended, or that it has not.
+/// The result of an operation, or that it has not ended.
 pub(crate) enum Outcome {
     UnderWay,
     Done,
@@ -117,12 +117,12 @@ pub(crate) struct Group {
     pub(crate) rank: u32,
     pub(crate) options: Options,
     cards: Vec<Card>,
-    /// By rail, the row of the GID table that messages leave from, and the largest path MTU.
+    /// By rail, the index of the local GID table entry, and the largest path MTU.
     ways: Vec<(usize, PathMtu)>,
     hosts: Hosts,
     /// A rank has a device that reduces.
     is_on_device: bool,
-    /// Operations on memory that all ranks have mapped, or why there are none.
+    /// Operations on memory that all ranks have mapped, or why that is impossible.
     mapped: Result<Mapped, &'static str>,
     wake: Vec<u32>,
     model: Model,
@@ -135,49 +135,49 @@ pub(crate) struct Group {
     /// Peers to which there is a channel.
     linked: Vec<u32>,
     executions: VecDeque<Option<Execution>>,
-    /// The id of the first of them, and of the next.
+    /// The ID of the first of them, and of the next one.
     first: u64,
-    /// Operations of all ranks, so far, and the newest of them.
+    /// The number of operations of all ranks so far, and the newest of them.
     calls: u32,
     own_calls: u32,
     history: VecDeque<Call>,
-    /// Memory of operations that have ended, and of those that have not.
+    /// Scratch memory of ended operations, and of outstanding ones.
     scratch: Vec<(Mr, usize)>,
     in_use: Vec<(u64, Mr, usize)>,
     failed: Option<Cause>,
-    /// It has failed, and has left no recording so far.
+    /// It has failed, and no recording was written yet.
     is_to_be_recorded: bool,
-    /// The program knows that.
+    /// The failure was returned to the program.
     has_said_failure: bool,
-    /// The ranks agree on who is gone.
+    /// The agreement of the ranks on the lost ones.
     shrink: Option<Shrink>,
-    /// They begin to, without these.
+    /// The agreement is about to start, with these ranks lost.
     shrinking: Option<Ranks>,
-    /// Communicators that were made of this one, so far.
+    /// The number of communicators derived from this one so far.
     children: u64,
     is_leaving: bool,
-    /// Since when what may write to memory is waited for.
+    /// Since when it waits for writes to memory to end.
     calming: Option<Nanos>,
-    /// Until when the others are told, once that has begun, and when next.
+    /// Until when the others are notified of the failure, once that has started, and when next.
     telling: Option<(Option<Nanos>, Nanos)>,
     /// Since when it is in no operation, if it is in none.
     idle_since: Nanos,
-    /// Something has happened since operations were looked at.
+    /// There were events since operations were last advanced.
     is_dirty: bool,
-    /// When the device is to be asked what it has ended.
+    /// When to poll the device.
     device_due: Nanos,
-    /// Copies of devices that had failed before.
+    /// The number of failed device copies before it was created.
     device_errors: u64,
     next_look: Nanos,
 }
 
-/// Operations of which is remembered what they were.
+/// The number of operations whose calls are remembered.
 const HISTORY: usize = 64;
-/// Between two hellos, two aborts, at most.
+/// The longest interval between two hellos, and between two aborts.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How long others are told that the communicator has failed.
+/// How long others are notified that the communicator has failed.
 const TELL: Duration = Duration::from_millis(500);
-/// Bytes that are combined before packets are looked after again.
+/// Bytes that are combined before packets are polled again.
 const BUDGET: usize = 256 << 10;
 
 impl Group {
@@ -191,8 +191,8 @@ impl Group {
         let is_on_device = cards.iter().any(|card| card.device.get() != 0);
         let mut limits = limits(options, size);
         if is_on_device {
-            // A device's memory is not copied by the processor: the port has the device copy it, and it arrives in memory of the
-            // device, however short it is.
+            // Device memory is not copied by the CPU: the port lets the device copy it, and even short messages arrive in
+            // device memory.
             limits.eager = 0;
         }
         let hosts = Hosts::new(&cards.iter().map(|card| card.host).collect::<Vec<_>>());
@@ -223,7 +223,7 @@ impl Group {
             ways,
             hosts,
             mapped: Err("the ranks have not agreed on shared memory"),
-            // A call wakes each rank when it begins, has reduced and ends.
+            // A call wakes each rank when it starts, has reduced and ends.
             wake: Vec::with_capacity(3 * size as usize),
             model: options.model.unwrap_or_default(),
             plans: Plans::default(),
@@ -255,7 +255,7 @@ impl Group {
         })
     }
 
-    /// Between two hellos, two aborts: several times before a rank is given up.
+    /// The interval between two hellos, and between two aborts: several before a rank is given up.
     fn again(&self) -> Duration {
         (self.options.retry_budget() / 16).min(AGAIN)
     }
@@ -264,12 +264,12 @@ impl Group {
         self.cards.len() as u32
     }
 
-    /// Whether all operations before the one with this id have ended well, or none is known to have failed.
+    /// Whether all operations before the one with this ID have ended successfully, or no failure is known.
     pub(crate) fn has_ended_before(&self, id: u64) -> bool {
         id <= self.first
     }
 
-    /// How an operation is.
+    /// The state of an operation.
     pub(crate) fn outcome(&mut self, id: u64) -> Outcome {
         let execution = id.checked_sub(self.first).and_then(|index| self.executions.get(index as usize));
         let Some(Some(execution)) = execution else { return Outcome::Done };
@@ -280,19 +280,19 @@ impl Group {
         self.say_failure(operation).map_or(Outcome::UnderWay, Outcome::Failed)
     }
 
-    /// The rank was off its core for so long while its program waited.
+    /// The rank was off its core for this long while its program waited.
     pub(crate) fn was_away(&self, time: Duration) {
         if !self.executions.is_empty() {
             self.log.away(time);
         }
     }
 
-    /// Whether an operation that is under way has elements in this region.
+    /// Whether an outstanding operation has elements in this region.
     pub(crate) fn is_about(&self, mr: Mr) -> bool {
         self.failed.is_none() && self.executions.iter().flatten().any(|execution| execution.is_about(mr))
     }
 
-    /// Takes what has completed, and goes on with operations. Returns whether anything has moved.
+    /// Processes completions, and advances operations. Returns whether there was any progress.
     pub(crate) fn poll(&mut self, process: &mut Process<'_>) -> bool {
         self.try_poll(process).unwrap_or_else(|error| {
             self.refused(&error);
@@ -322,7 +322,7 @@ impl Group {
         Ok(moved)
     }
 
-    /// Whether anything has moved. Trouble is the communicator's end.
+    /// Whether there was any progress. An error fails the communicator.
     fn moved(&mut self, moved: Result<bool, Trouble>) -> bool {
         let cause = match moved {
             Ok(moved) => return moved,
@@ -386,13 +386,14 @@ impl Group {
                 self.granted(peer, call, grant);
             }
             News::Failed(status) => {
-                // It may be told why.
+                // An event may contain the reason.
                 self.take_events_of(process, (peer, rail))?;
                 let of_device = self.device_failed(process.ports, peer, status);
                 let lately = self.options.retry_budget() / 2;
                 let channel = self.peers[peer as usize].channel.as_mut();
                 let can_do_without = channel.as_ref().is_some_and(|channel| {
-                    // A peer that answers nothing by this rail is told of, and asked, by the others all the while.
+                    // If a peer does not answer on this rail, the other rails report it to the peer and ask about it
+                    // meanwhile.
                     channel.can_do_without(rail)
                         && (status != WcStatus::RetryExcErr
                             || channel.is_heard_without(rail, process.now, lately))
@@ -404,7 +405,7 @@ impl Group {
                 if let Some(cause) = of_device {
                     self.fail(cause);
                 } else if self.is_leaving && self.executions.is_empty() && !can_do_without {
-                    // It has left before its ACK came.
+                    // It has left before its ACK arrived.
                     channel.into_iter().for_each(|channel| channel.forget());
                 } else if can_do_without {
                     self.leave_rail(
@@ -422,8 +423,8 @@ impl Group {
         Ok(())
     }
 
-    /// What a peer has sent that no operation here takes, because this rank has called something else in its place: each of two
-    /// ranks takes itself for the root, as an example.
+    /// A message of a peer that no operation here takes, because this rank has called another operation instead: for
+    /// example if each of two ranks considers itself the root.
     fn passed_over(&self, peer: u32) -> Option<(Call, Call)> {
         let peer = &self.peers[peer as usize];
         if !peer.receives.is_empty() {
@@ -432,7 +433,7 @@ impl Group {
         let theirs = peer.channel.as_ref()?.arrival()?.call;
         let calls = if theirs.number & Call::OWN != 0 { self.own_calls } else { self.calls };
         let ago = calls.wrapping_sub(theirs.number) & (Call::OWN - 1);
-        // What this rank has not called yet is soon.
+        // An operation that this rank has not called yet may follow.
         if theirs.number & Call::OF_TWO != 0 || !(1..=HISTORY as u32).contains(&ago) {
             return None;
         }
@@ -454,7 +455,7 @@ impl Group {
             let Some(execution) = slot else { continue };
             moved |= execution.advance(&mut tools)?;
             if tools.budget == 0 {
-                // The rest behind the packets that have come.
+                // The rest after the packets that have arrived.
                 self.is_dirty = true;
                 break;
             }
@@ -470,7 +471,7 @@ impl Group {
         Ok(has_ended || moved)
     }
 
-    /// Whether peers have sent what no operation here takes.
+    /// Fails if peers have sent messages that no operation here takes.
     fn look_at_arrivals(&self) -> Result<(), Trouble> {
         for peer in &self.linked {
             if let Some((ours, theirs)) = self.passed_over(*peer) {
@@ -481,7 +482,7 @@ impl Group {
         Ok(())
     }
 
-    /// Forgets operations that have ended. Peers get the ACKs that they are owed: this rank may poll no more.
+    /// Removes ended operations. Sends the ACKs that are due to peers, because this rank may not poll again.
     fn retire(&mut self, ports: &mut Ports, now: Nanos) -> Result<bool, Error> {
         let mut has_ended = false;
         for index in 0..self.executions.len() {
@@ -499,7 +500,7 @@ impl Group {
                     let (_, mr, length) = self.in_use.swap_remove(index);
                     self.scratch.push((mr, length));
                 }
-                // Its turn is over, also where the last step was made from another lane.
+                // Removes it from the queues, also if the last step was executed in another lane.
                 for (peer, sends) in execution.peers() {
                     let peer = &mut self.peers[peer as usize];
                     let turns = if sends { &mut peer.sends } else { &mut peer.receives };
@@ -518,8 +519,8 @@ impl Group {
         Ok(has_ended)
     }
 
-    /// How much later than this rank another one may begin an operation of so many bytes by chance, or seem to: a message may wait
-    /// behind chunks of others.
+    /// The delay of a rank that is considered normal for an operation of this many bytes: a message may be queued after
+    /// chunks of others.
     fn chance(&self, bytes: u64) -> Duration {
         const LATENCIES: u32 = 10;
         const CHUNKS: u64 = 16;
@@ -528,12 +529,12 @@ impl Group {
         LATE.max(self.model.latency * LATENCIES) + behind
     }
 
-    /// Whether operations have begun that no poll has gone on with.
+    /// Whether operations were started and not yet advanced.
     pub(crate) fn is_dirty(&self) -> bool {
         self.is_dirty
     }
 
-    /// Whether something was posted since this was asked last: it leaves with the next poll.
+    /// Whether work was posted since the last call; the next poll sends it.
     pub(crate) fn take_posted(&mut self) -> bool {
         let Group { linked, peers, .. } = self;
         linked.iter().fold(false, |posted, peer| {
@@ -542,34 +543,34 @@ impl Group {
         })
     }
 
-    /// Whether it has failed since this was asked last.
+    /// Whether it has failed since the last call.
     pub(crate) fn take_failure(&mut self) -> bool {
         std::mem::take(&mut self.is_to_be_recorded)
     }
 
-    /// What messages cost, from now on. All ranks have the same.
+    /// Sets the cost model, which is the same at all ranks.
     pub(crate) fn set_model(&mut self, model: Model) {
         info!(rank = self.rank, "communicator {:016x}: {model}", self.id);
         self.model = model;
         self.plans.clear();
     }
 
-    /// What messages cost.
+    /// The cost model.
     pub(crate) fn model(&self) -> Model {
         self.model
     }
 
-    /// Rails that all ranks have.
+    /// The number of rails that all ranks have.
     pub(crate) fn rails(&self) -> usize {
         self.cards.iter().map(|card| card.rails().len()).min().unwrap_or(1).max(1)
     }
 
-    /// Which rank is on which host.
+    /// The hosts of the ranks.
     pub(crate) fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// Sends the ACKs that peers are owed.
+    /// Sends the ACKs that are due to peers.
     pub(crate) fn acknowledge(&mut self, ports: &mut Ports) -> Result<(), Error> {
         for peer in &self.linked {
             if let Some(channel) = &mut self.peers[*peer as usize].channel
@@ -582,7 +583,8 @@ impl Group {
     }
 }
 
-/// The memory of a step that sends is free again, if its operation is under way still. `first` is the id of the first of them.
+/// The memory of a sending step is free again, if its operation is still outstanding. `first` is the ID of the first of
+/// them.
 fn sent(executions: &mut VecDeque<Option<Execution>>, first: u64, waiting: Waiting) {
     let index = waiting.operation.checked_sub(first);
     if let Some(Some(execution)) = index.and_then(|index| executions.get_mut(index as usize)) {
@@ -590,7 +592,7 @@ fn sent(executions: &mut VecDeque<Option<Execution>>, first: u64, waiting: Waiti
     }
 }
 
-/// Grants of operations that have not begun here: of as many as a channel has messages under way.
+/// The most grants of operations that have not started here: the depth of a channel.
 const GRANTS: usize = 64;
 
 /// FNV-1a.

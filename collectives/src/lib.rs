@@ -2,12 +2,15 @@
 //!
 //! ```toml
 //! [dependencies]
-//! ferroce-collectives = "0.1"   # brings ferroce along: `ferroce_collectives::ferroce`; features af_xdp, opencl and cuda as there
+//! ferroce-collectives = "0.1"   # once it is published; until then by path
 //! ```
+//!
+//! The crate re-exports `ferroce` ([`ferroce_collectives::ferroce`](ferroce)), and has its features `af_xdp`, `opencl` and `cuda`.
+//! Terms of RDMA: [glossary](ferroce::manual::glossary).
 //!
 //! [`Collectives`] is one rank's part: it owns a [`ferroce::Context`] and the memory registered for operations. A
 //! [`Communicator`] is a group of ranks, which [`join`](Collectives::join) with a [`Bootstrap`] (rank, size, and the address of
-//! rank 0) and [`Options`]. An [`Operation`] is data: kind, input, output, number of elements. Each rank is a process, or a
+//! rank 0) and [`Options`]. An [`Operation`] is a value: kind, input, output, number of elements. Each rank is a process, or a
 //! thread. A rank as a process:
 //!
 //! ```no_run
@@ -27,12 +30,13 @@
 //!     let mut first = [0; 4];
 //!     collectives.read(buffer, 0, &mut first)?;
 //!     println!("{}", f32::from_ne_bytes(first));
-//!     collectives.finish()?; // the other ranks may still need an answer
+//!     collectives.finish()?; // answers the other ranks until all have finished
 //!     Ok(())
 //! }
 //! ```
 //!
-//! `examples/all_reduce.rs` runs in two terminals, or in one. Three ranks as threads, with ports inside the process:
+//! `examples/all_reduce.rs` runs in two terminals, or in one (`cargo run -p ferroce-collectives --example all_reduce`). Three ranks
+//! as threads, with ports inside the process:
 //!
 //! ```
 //! use std::net::TcpListener;
@@ -80,34 +84,37 @@
 //!
 //! [`Kind`] lists them. [`Options::algorithm`] sets the algorithm; by default the communicator chooses. Long operations are
 //! divided into chunks ([`Options::chunk_bytes`]), which are pipelined. Data that is only moved is written to its destination
-//! with RDMA WRITE; data to reduce, and short messages ([`Options::eager_bytes`]), are received in memory of the communicator.
+//! with RDMA WRITE. Data to reduce, and short messages ([`Options::eager_bytes`]), are received in memory of the communicator, and
+//! reduced or copied from there.
 //!
 //! # On a GPU
 //!
-//! [`Collectives::on_device`] has its buffers in GPU memory, and computes there ([`manual`](manual#on-a-gpu)).
+//! [`Collectives::on_device`] allocates buffers in GPU memory, and reduces there ([`manual`](manual#on-a-gpu)).
 //! [`Collectives::piece`] returns a buffer for kernels, and [`ferroce::manual::device_memory`] has the rules for concurrent
 //! kernels.
 //!
 //! # Bit-exactness
 //!
-//! All ranks get the same bits, and the same bits in every run of the same algorithm with the same number of ranks: each
-//! algorithm has a fixed order of reduction. The choice of the algorithm depends on measurements when the ranks meet, and may
-//! differ in the next run: set [`Options::algorithm`] or [`Options::model`] if the bits of floats must be the same in every run.
-//! Ranks that share memory always use [`Algorithm::Mapped`]. The ring divides the elements into n segments for n ranks, and
-//! reduces segment `s` along the ring from rank `s` on: `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, indices modulo n. As f32
-//! rounds each addition, another order has other bits, unless all partial sums are exact (integers below 2²⁴, for example).
-//! Integers wrap, in any order.
+//! All ranks get the same bits, and the same bits in every run of the same algorithm with the same number of ranks: each algorithm
+//! has a fixed order of reduction. The choice of the algorithm depends on measurements when the ranks meet, and may differ in the
+//! next run: set [`Options::algorithm`] or [`Options::model`] if the bits of floats must be the same in every run. Ranks that share
+//! memory use [`Algorithm::Mapped`], unless `Options::algorithm` forces another one ([`manual`](manual#which-algorithm)). The
+//! [order of each algorithm](manual#the-order-of-reductions) is documented: the ring, for example, divides the elements into n
+//! segments for n ranks, and reduces segment `s` from rank `s` on: `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, where `x[r]` is the
+//! element of rank r, indices modulo n. As f32 rounds each addition, another order has other bits, unless all partial sums are
+//! exact (integers below 2²⁴, for example). Integers wrap, in any order.
 //!
 //! # When a rank fails
 //!
-//! Nothing hangs. A rank that does not answer is given up after [`Options::retry_budget`], 4.3 s by default. A rank that only
-//! waits for another one probes it ([`Options::probe_interval`]). A rank that gives up notifies all others. The rendezvous waits
-//! 60 s for all ranks by default ([`Bootstrap`]).
+//! No call waits for ever. A rank that does not answer is taken as lost after [`Options::retry_budget`], 4.3 s by default. A rank
+//! that only waits for another one probes it ([`Options::probe_interval`]). A rank whose operation fails notifies all others. The
+//! rendezvous waits 60 s for all ranks by default ([`Bootstrap`]).
 //!
 //! **A rank answers only while it polls**, in all blocking calls and in [`Collectives::poll`]. A rank that computes, loads data
-//! or writes a checkpoint for longer than that, while others have already called the operation, looks dead to them. If this can
-//! happen, set a longer retry budget on all ranks, 35 s for example: `Options::default().ack_timeout(Duration::from_secs(4))`
-//! (times 8: `retry_count` is 7). A dead rank is then noticed that much later. If all ranks answer and one calls another
+//! or writes a checkpoint for longer than the retry budget, while others have already called the operation, is taken as lost. If
+//! this can happen, set a longer retry budget on all ranks. `Options::default().ack_timeout(Duration::from_secs(4))` makes it 34 s:
+//! 4 s are [rounded up](ferroce::manual::connecting#timeouts-and-retries) to 4.3 s, times 8, as `retry_count` is 7. A dead rank is
+//! then noticed that much later. If all ranks answer and one calls another
 //! operation or none, the others fail after [`Options::stall_timeout`] at the latest. [`Error::Failed`] names the ranks and the
 //! [`Cause`]; the communicator can't be used any more, and other communicators of the context continue.
 #![forbid(unsafe_code)]

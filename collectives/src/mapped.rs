@@ -1,14 +1,14 @@
 //! Operations of ranks of one host on memory that all of them have mapped (`driver::segment`): without packets, each
 //! element is read and written once.
 //!
-//! Each rank publishes on a board (`mapped/board.rs`) that it has begun and where its elements are, waits until all
-//! have, does its part, publishes that it has ended, and waits until all have. If there are few elements, they are
-//! published with the operation; then nobody waits for the end. A rank whose memory the others can't map copies it to
-//! memory that they can.
+//! Each rank publishes on a board (`mapped/board.rs`) that it has started and where its elements are, waits until all have,
+//! does its part, publishes that it has ended, and waits until all have. If there are few elements, they are published with
+//! the operation, and no rank waits for the end. If the others can't map a rank's memory, it copies the elements to memory
+//! that they can map.
 //!
 //! In longer reductions each rank reduces one block of the elements, in the order of the ranks, and the others copy the
-//! block when all ranks have reduced theirs. So a rank writes only to its own memory: a rank that the others consider
-//! gone and that continues later does no harm. What was read is used only if no rank had failed or left before that.
+//! block when all ranks have reduced theirs. So a rank writes only to its own memory: a rank that is considered lost and
+//! continues later can't cause damage. Data that was read is used only if no rank had failed or left before.
 
 mod board;
 mod host;
@@ -37,45 +37,45 @@ use host::Unreachable;
 
 /// The operations of one communicator on mapped memory.
 pub(crate) struct Mapped {
-    /// Operations so far.
+    /// The number of operations so far.
     number: u64,
-    /// Those under way: the first is worked at.
+    /// Outstanding operations: the first is being executed.
     queue: VecDeque<Work>,
     desk: Desk,
 }
 
-/// What one operation after the other needs.
+/// Resources that consecutive operations reuse.
 struct Desk {
     ranks: Vec<Rank>,
     rank: usize,
-    /// This rank's on its board.
+    /// This rank's slot on its board.
     slot: Slot,
     communicator: u64,
-    /// Of the operation under way, where the elements of each rank are, and the block that it reduces.
+    /// For the current operation, the places of the elements of each rank, and the blocks that they reduce.
     inputs: Vec<Option<Spot>>,
     blocks: Vec<Option<Spot>>,
-    /// What goes into a reduction.
+    /// The operands of a reduction.
     sources: Vec<Sge>,
-    /// Memory for what others can't map, of this rank's input and block.
+    /// Memory for elements that others can't map, of this rank's input and block.
     rooms: [Option<(Mr, usize)>; 2],
 }
 
-/// The first of some bytes.
+/// The position of the first byte.
 type Spot = (Mr, u64);
 
-/// A rank, and what its process shows.
+/// A rank, and its process's board.
 struct Rank {
     ticket: Ticket,
     board: Arc<Board>,
-    /// The region that the board is registered as here.
+    /// The local region of the board.
     mr: Mr,
     slot: Option<Slot>,
-    /// The segments that its last elements were in, if as many of its segments are no more as then.
+    /// The segments of its last elements, valid while the process has retired no further segments.
     known: [Option<Known>; 2],
     retired: u64,
 }
 
-/// A segment of another process that is mapped here.
+/// A mapped segment of another process.
 #[derive(Clone, Copy)]
 struct Known {
     nonce: u64,
@@ -83,36 +83,36 @@ struct Known {
     mr: Mr,
 }
 
-/// What an operation is.
+/// The parameters of an operation.
 pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) call: Call,
     pub(crate) places: Places,
     pub(crate) what: What,
     pub(crate) root: usize,
-    /// Elements of input and output at this rank.
+    /// Numbers of elements of input and output at this rank.
     pub(crate) lengths: (usize, usize),
-    /// Elements, or those of each block.
+    /// The number of elements, in total or in each block.
     pub(crate) count: usize,
-    /// Where blocks end, if they differ.
+    /// The ends of the blocks, if their lengths differ.
     pub(crate) ends: Option<Vec<usize>>,
 }
 
-/// An operation under way.
+/// An outstanding operation.
 struct Work {
     job: Job,
     number: u64,
     phase: Phase,
     header: Header,
-    /// The elements are shown with the operation: the same at all ranks.
+    /// The elements are published with the operation: the same at all ranks.
     is_inline: bool,
-    /// Ranks that were seen, or whose elements are copied; elements that are done, of that rank if they are copied.
+    /// The number of ranks seen, or whose elements were copied; and the number of copied elements of the current rank.
     seen: usize,
     done: usize,
-    /// Its number in the log, and when it began.
+    /// Its number in the flight recorder, and when it started.
     record: u64,
     began: Nanos,
-    /// The rank that is waited for until all have begun, and how long that took, unless all that follows is short.
+    /// The rank that was waited for last before all had started, and for how long, unless all that follows is short.
     last: Option<u32>,
     waited: Option<Duration>,
 }
@@ -120,36 +120,36 @@ struct Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Begin,
-    /// The others begin.
+    /// Waits until the others start.
     Gather,
-    /// Elements are reduced or copied.
+    /// Reduces or copies elements.
     Compute,
-    /// The others reduce their blocks.
+    /// Waits until the others have reduced their blocks.
     Meet,
-    /// Blocks are copied.
+    /// Copies blocks.
     Spread,
-    /// The others end.
+    /// Waits until the others end.
     End,
 }
 
-/// What operations need of the process.
+/// Resources of the process for operations.
 pub(crate) struct Bench<'a> {
     pub(crate) context: &'a mut Context,
     pub(crate) pd: Pd,
     pub(crate) host: &'a mut Host,
     pub(crate) computer: &'a mut Computer,
-    /// Ranks whose processes sleep and have to be woken.
+    /// Ranks whose processes sleep and must be woken.
     pub(crate) wake: &'a mut Vec<u32>,
     pub(crate) log: &'a Log,
     pub(crate) clock: &'a mut Poller,
     /// Bytes that may still be computed.
     pub(crate) budget: usize,
-    /// Looks at other ranks' boards before packets are looked after again.
+    /// Reads of other ranks' boards before packets are polled again.
     pub(crate) looks: u32,
 }
 
 impl Mapped {
-    /// On boards that the process has [opened](Host::open). `None` if it shows as many communicators as it can.
+    /// On boards that the process has [opened](Host::open). `None` if its board has no free slot.
     pub(crate) fn new(host: &Host, communicator: u64, rank: usize, boards: Vec<Ticket>) -> Option<Mapped> {
         let rank_of = |ticket: Ticket| {
             let (board, mr) = host.get(ticket.nonce)?;
@@ -172,7 +172,7 @@ impl Mapped {
         Some(Mapped { number: 0, queue: VecDeque::new(), desk })
     }
 
-    /// What was taken for it is free again; also what other ranks may have mapped.
+    /// Frees its resources, including memory that other ranks may have mapped.
     pub(crate) fn free(
         self,
         host: &mut Host,
@@ -194,7 +194,8 @@ impl Mapped {
         ranks.iter().map(|rank| self.desk.ranks[*rank as usize].ticket).collect()
     }
 
-    /// Begins an operation, and goes on with it as far as it goes at once if none is under way. Whether it has ended.
+    /// Starts an operation, and advances it as far as possible if no other one is outstanding. Returns whether it has
+    /// ended.
     pub(crate) fn start(&mut self, job: Job, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
         self.number += 1;
         let header = Header::new(&job.call, Purpose::Call, 0);
@@ -213,7 +214,7 @@ impl Mapped {
             last: None,
             waited: None,
         };
-        // What is long is for those who wait for it.
+        // Long parts are executed by the polls of the waiting program.
         while self.queue.is_empty() {
             match self.desk.step(&mut work, bench)? {
                 Step::Ended => {
@@ -228,7 +229,7 @@ impl Mapped {
         Ok(false)
     }
 
-    /// Whether an operation goes on without anything from outside, or only with what others show.
+    /// Whether an operation can continue without events, or waits only for the boards of others.
     pub(crate) fn is_working(&self) -> bool {
         self.queue
             .front()
@@ -239,25 +240,25 @@ impl Mapped {
         self.queue.is_empty()
     }
 
-    /// The number of the oldest operation in the log, if it has begun.
+    /// The number of the oldest operation in the flight recorder, if it has started.
     pub(crate) fn record(&self) -> Option<u64> {
         self.queue.front().filter(|work| work.phase != Phase::Begin).map(|work| work.record)
     }
 
-    /// A rank that the oldest operation waits for.
+    /// A rank for which the oldest operation waits.
     pub(crate) fn waits_for(&self) -> Option<u32> {
         let work = self.queue.front()?;
         let others = (work.seen..self.desk.ranks.len()).filter(|rank| *rank != self.desk.rank);
         others.map(|rank| rank as u32).next()
     }
 
-    /// Forgets what is under way, and says so: the communicator has failed.
+    /// Drops outstanding operations, and publishes the failure: the communicator has failed.
     pub(crate) fn fail(&mut self) {
         self.desk.ranks[self.desk.rank].board.fail(self.desk.slot);
         self.queue.clear();
     }
 
-    /// Goes on. The operations that have ended go to `ended`; whether anything has moved.
+    /// Advances operations. Passes the ended ones to `ended`; returns whether there was any progress.
     pub(crate) fn advance(
         &mut self,
         bench: &mut Bench<'_>,
@@ -290,7 +291,7 @@ impl Desk {
         match work.phase {
             Phase::Begin => {
                 self.begin(work, bench)?;
-                // Behind what the others wait for.
+                // Recorded after the data that the others wait for was published.
                 work.log_begin(bench);
                 work.phase = Phase::Gather;
                 Ok(Step::Moved)
@@ -356,14 +357,14 @@ impl Desk {
         }
     }
 
-    /// This rank needs nothing of the others any more.
+    /// This rank needs nothing more of the others.
     fn end(&mut self, work: &mut Work, bench: &mut Bench<'_>) {
         (work.phase, work.seen) = (Phase::End, 0);
         self.ranks[self.rank].board.end(self.slot, work.number);
         self.wake(bench);
     }
 
-    /// Whether all ranks have come so far.
+    /// Whether all ranks have reached this state.
     fn all(&self, work: &mut Work, looks: u32, has: fn(&Board, Slot, u64) -> bool) -> bool {
         for _ in 0..looks.max(1) {
             while let Some(rank) = self.ranks.get(work.seen)
@@ -379,13 +380,14 @@ impl Desk {
         false
     }
 
-    /// Whether what all ranks have shown still holds. Where it does not, a rank has failed or left, and says so by packets.
+    /// Whether all that the ranks have published is still valid. If not, a rank has failed or left, and reports it by
+    /// packets.
     fn is_intact(&self, work: &Work) -> bool {
         let mut ranks = self.ranks.iter();
         ranks.all(|rank| rank.slot.is_some_and(|slot| rank.board.is_intact(slot, work.number)))
     }
 
-    /// Shows that this rank has begun, and where its elements are.
+    /// Publishes that this rank has started, and where its elements are.
     fn begin(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<(), Trouble> {
         self.inputs.fill(None);
         self.blocks.fill(None);
@@ -432,7 +434,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Copies this rank's elements to where others see them, multiplied by its factor if it has one.
+    /// Copies this rank's elements to memory that others can read, multiplied by its factor if it has one.
     fn move_in(
         &self,
         bench: &mut Bench<'_>,
@@ -454,7 +456,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Memory for so many bytes that others can map.
+    /// Memory for `bytes` that others can map.
     fn room(&mut self, which: usize, bytes: usize, bench: &mut Bench<'_>) -> Result<Mr, Trouble> {
         if let Some((mr, length)) = self.rooms[which]
             && length >= bytes
@@ -463,7 +465,7 @@ impl Desk {
         }
         if let Some((mr, _)) = self.rooms[which].take() {
             bench.host.forget(mr);
-            // Nobody here copies to or from it: nothing else is under way on this communicator.
+            // No copies of this rank use it: this communicator has no other outstanding operation.
             bench.context.deregister(mr)?;
         }
         let length = bytes.next_power_of_two().max(1 << 16);
@@ -474,7 +476,7 @@ impl Desk {
         Ok(mr)
     }
 
-    /// Whether a rank has begun the operation too; notes where its elements are.
+    /// Whether a rank has started the operation too; records the places of its elements.
     fn has_joined(&mut self, number: usize, work: &Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
         if number == self.rank {
             return Ok(true);
@@ -519,7 +521,7 @@ impl Desk {
                     places[number] = Some(spot);
                     continue;
                 }
-                // That is noticed as with ranks that show nothing.
+                // It is detected like ranks that publish nothing.
                 Err(Unreachable::Gone) => return Ok(false),
                 Err(Unreachable::Nonsense(problem)) => Cause::Protocol { peer, problem },
                 Err(Unreachable::Here(problem)) => {
@@ -531,7 +533,7 @@ impl Desk {
         Ok(true)
     }
 
-    /// Does a piece of this rank's part. Whether all of it is done.
+    /// Executes a part of this rank's work. Returns whether all of it is done.
     fn compute(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
         if work.job.call.kind.reduces() { self.reduce(work, bench) } else { self.copy(work, bench) }
     }
@@ -540,7 +542,7 @@ impl Desk {
         let (size, rank) = (self.ranks.len(), self.rank);
         let Job { call, count, root, what, places, .. } = &work.job;
         let element = what.data_type.size();
-        // Where each rank has all elements at hand, each makes its own output.
+        // If each rank has all elements, each computes its own output.
         let is_everything = work.is_inline && call.kind != Kind::ReduceScatter;
         if is_everything && call.kind == Kind::Reduce && rank != *root {
             return Ok(true);
@@ -569,7 +571,7 @@ impl Desk {
         Ok(block.start + work.done >= block.end)
     }
 
-    /// Copies, one rank's elements after the other's, from where the last turn has stopped.
+    /// Copies one rank's elements after the other's, from the position of the last turn on.
     fn copy(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
         let element = work.job.what.data_type.size();
         let mut copied = false;
@@ -607,9 +609,9 @@ impl Desk {
         Ok(true)
     }
 
-    /// Processes that sleep are to be told that something was shown.
+    /// Lists the sleeping processes to wake, because something was published.
     fn wake(&self, bench: &mut Bench<'_>) {
-        // What was shown is seen by whoever is not seen to sleep.
+        // A process that is not seen to sleep will see what was published.
         fence(Ordering::SeqCst);
         for (number, rank) in (0..).zip(&self.ranks) {
             if number != self.rank as u32 && rank.board.is_to_be_woken() {
@@ -620,7 +622,7 @@ impl Desk {
 }
 
 impl Rank {
-    /// Where elements that it has shown are here.
+    /// The local place of elements that it has published.
     fn spot(
         &mut self,
         which: usize,
@@ -669,7 +671,7 @@ enum Step {
     Ended,
 }
 
-/// Bytes that are computed in one go.
+/// Bytes that are computed between two checks.
 const PIECE: usize = 256 << 10;
 
 impl Job {
@@ -681,7 +683,7 @@ impl Job {
         self.ends.as_deref().map_or(Blocks::Equal { len: self.count }, Blocks::Ends)
     }
 
-    /// Whether the elements are few enough to be shown with the operation: the same at all ranks.
+    /// Whether the elements are few enough to be published with the operation: the same at all ranks.
     fn is_inline(&self, ranks: usize) -> bool {
         let each = self.ends.as_ref().map_or(self.count, |ends| ends.last().copied().unwrap_or(0));
         let length = match self.call.kind {
@@ -706,7 +708,7 @@ impl Job {
         }
     }
 
-    /// Elements of a rank's input.
+    /// The number of elements of a rank's input.
     fn input_of(&self, rank: usize, size: usize) -> usize {
         let blocks = self.blocks();
         let all = || blocks.blocks(0..size).len();
@@ -721,17 +723,17 @@ impl Job {
         }
     }
 
-    /// Of the block that another rank has reduced, what this rank takes: the first element, and where they go in the output.
+    /// The part of the block reduced by another rank that this rank takes: its first element, and its place in the output.
     fn reduced_by(&self, from: usize, rank: usize, size: usize) -> Option<(usize, Range<usize>)> {
         self.is_result_at(rank).then(|| (0, self.block(from, size)))
     }
 
-    /// Whether a rank gets what was reduced. The output of another one is none.
+    /// Whether a rank gets the result. Other ranks have no output.
     fn is_result_at(&self, rank: usize) -> bool {
         self.call.kind == Kind::AllReduce || rank == self.root
     }
 
-    /// Of the elements of another rank, those that this rank takes: the first, and where they go in the output.
+    /// The elements of another rank that this rank takes: the first one, and their place in the output.
     fn taken_of(&self, from: usize, rank: usize) -> Option<(usize, Range<usize>)> {
         let Job { call, count, root, .. } = self;
         match call.kind {
@@ -748,7 +750,7 @@ impl Job {
     }
 }
 
-/// The parts of so many bytes, each of which has a length that a request can have.
+/// Parts of `bytes` bytes, each with a length that a request may have.
 fn parts((mr, offset): Spot, bytes: usize) -> impl Iterator<Item = Sge> {
     let part = move |start: usize| Sge {
         mr,

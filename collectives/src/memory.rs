@@ -7,7 +7,7 @@ use ferroce::{Access, Context, Memory, Mr, Nanos, Pd};
 
 use crate::Error;
 
-/// Zeros, of the device if there is one.
+/// Zeroed memory, of the device if there is one.
 pub(crate) fn allocate(device: Option<&dyn Device>, bytes: usize) -> Result<Memory, Error> {
     match device {
         Some(device) => Ok(device.allocate(bytes)?),
@@ -19,15 +19,15 @@ pub(crate) fn register(context: &mut Context, pd: Pd, memory: Memory, access: Ac
     Ok(context.register(pd, memory, access).map_err(ferroce::Error::from)?)
 }
 
-/// What a device is about ends within that, unless it hangs: longer than copies take.
+/// Work of a device ends within this time, unless it hangs: longer than copies take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Ends a registration, behind the copies of a device and what the port sends from there.
+/// Ends a registration after the copies of a device and the port's sends from the memory.
 pub(crate) fn deregister(context: &mut Context, now: impl FnMut() -> Nanos, mr: Mr) -> Result<Memory, Error> {
     when_free(context, now, |context| context.deregister(mr))
 }
 
-/// Frees something, once nothing that is under way names it.
+/// Frees a resource once no outstanding work refers to it.
 pub(crate) fn when_free<T>(
     context: &mut Context,
     mut now: impl FnMut() -> Nanos,

@@ -57,8 +57,8 @@ pub struct Options {
     /// eight chunks for each other rank whose elements it reduces in long operations.
     pub chunk_bytes: u32,
     /// Messages of up to this many bytes of elements are copied and sent at once; for longer ones the receiver first sends the
-    /// destination address. 64 B to 64 KiB. A rank has memory for twice eight such messages for each other rank that it
-    /// communicates with.
+    /// destination address. 64 B to 64 KiB. For each other rank that it communicates with, a rank has memory for eight such
+    /// messages in each direction with up to 33 ranks, falling to four from 53 ranks on.
     pub eager_bytes: u32,
     /// The algorithm of operations that have it; `None` leaves the choice to the communicator.
     pub algorithm: Option<Algorithm>,
@@ -69,14 +69,15 @@ pub struct Options {
     pub host: Option<u128>,
     /// Whether ranks of one host use memory that all of them map.
     pub shared_memory: SharedMemory,
-    /// ACK timeout, 8.192 µs to 8796 s, rounded up to 4.096 µs · 2ⁿ.
+    /// ACK timeout, 8.192 µs to 8796 s, rounded up to 4.096 µs · 2ⁿ
+    /// ([how](ferroce::manual::connecting#timeouts-and-retries)): the default of 0.5 s to 0.54 s.
     ///
     /// A peer answers while it polls, and if ranks outnumber cores its thread may be off the core for tens of milliseconds. The
     /// default, 0.5 s, is far above that: a shorter timeout retransmits what was not lost. A loss in the middle of a message is
     /// detected by the PSN gap, not by this timer.
     pub ack_timeout: Duration,
-    /// Retries after timeouts, 0 to 7. With the defaults a peer is given up after
-    /// 8 · 0.54 s = 4.3 s without an answer.
+    /// Retries after timeouts, 0 to 7. With the defaults a peer is taken as lost after 8 · 0.54 s = 4.3 s without an answer
+    /// ([`retry_budget`](Options::retry_budget)).
     pub retry_count: u8,
     /// What a rank does while it waits for its neighbours: [`Idle::Adaptive`] by default, which spins first. If ranks share
     /// cores, a spinning rank takes the core from the rank that it waits for: `Idle::Adaptive { spins: 0, yields: 20 }` yields at
@@ -157,7 +158,7 @@ impl Options {
         Options { shared_memory, ..self }
     }
 
-    /// ACK timeout, 8.192 µs to 8796 s; 0.5 s by default.
+    /// ACK timeout, 8.192 µs to 8796 s, rounded up to 4.096 µs · 2ⁿ; 0.5 s, so 0.54 s, by default.
     pub fn ack_timeout(self, ack_timeout: Duration) -> Self {
         Options { ack_timeout, ..self }
     }
@@ -182,7 +183,8 @@ impl Options {
         Options { stall_timeout, ..self }
     }
 
-    /// The time without an answer after which a neighbour is given up.
+    /// The time without an answer after which another rank is taken as lost: `retry_count` + 1 ACK timeouts, each rounded up to
+    /// 4.096 µs · 2ⁿ. 4.3 s by default.
     pub fn retry_budget(&self) -> Duration {
         self.timeout() * (u32::from(self.retry_count) + 1)
     }
@@ -223,7 +225,7 @@ mod tests {
 
     /// The error names the value and the valid ones.
     #[test]
-    fn each_setter_sets_its_field_and_bad_values_are_refused() {
+    fn setters_set_their_fields_and_invalid_values_are_refused() {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
         let default = Options::default();
         assert_eq!(default.retry_budget().as_millis(), 8 * 536 + 6);

@@ -1,5 +1,5 @@
-//! The ports of a process, its rails: a context for each. Operations on memory use the first; the other contexts have
-//! the same memory registered at the same addresses, with keys of their own.
+//! The ports of a process, its rails, with a context for each. Operations on memory use the first; the other contexts have
+//! the same memory registered at the same addresses, with their own keys.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -17,25 +17,25 @@ use crate::Error;
 use crate::control::{Control, Envelope};
 use crate::memory;
 
-/// Rails of a process, at most.
+/// The most rails of a process.
 pub const MAX_RAILS: usize = 8;
 
 /// The keys of a region, by rail.
 pub(crate) type Keys = [RKey; MAX_RAILS];
 
-/// The ports of a process. They are used as the context of the first.
+/// The ports of a process. They dereference to the context of the first.
 pub(crate) struct Ports {
     first: Port,
     others: Vec<Port>,
 }
 
-/// A port, with what goes by it.
+/// A port, with its resources.
 pub(crate) struct Port {
     pub(crate) context: Context,
     pub(crate) pd: Pd,
     /// For control messages.
     pub(crate) control: Control,
-    /// The regions of the first context, here.
+    /// For each region of the first context, the region of this one.
     twins: HashMap<Mr, Mr>,
     is_gone: bool,
 }
@@ -55,7 +55,7 @@ impl DerefMut for Ports {
 }
 
 impl Port {
-    /// The next control message that has come.
+    /// The next control message received.
     pub(crate) fn next_message(&mut self) -> Result<Option<Envelope>, Error> {
         if self.is_gone {
             return Ok(None);
@@ -68,7 +68,7 @@ impl Port {
         self.context.metrics().label("device").unwrap_or_default().to_owned()
     }
 
-    /// Nothing comes or leaves by it any more.
+    /// It neither sends nor receives any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.is_gone
     }
@@ -85,18 +85,18 @@ impl Ports {
         Ok(Ports { first: Port::new(first)?, others: Vec::new() })
     }
 
-    /// One more.
+    /// Adds a port.
     pub(crate) fn add(&mut self, context: Context) -> Result<(), Error> {
         self.others.push(Port::new(context)?);
         Ok(())
     }
 
-    /// How many.
+    /// The number of ports.
     pub(crate) fn count(&self) -> usize {
         1 + self.others.len()
     }
 
-    /// All, the first one first.
+    /// All ports, the first one first.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Port> {
         std::iter::once(&self.first).chain(&self.others)
     }
@@ -105,22 +105,22 @@ impl Ports {
         std::iter::once(&mut self.first).chain(&mut self.others)
     }
 
-    /// That of a rail, of which there are as many as [`count`](Ports::count) says.
+    /// The port of a rail below [`count`](Ports::count).
     pub(crate) fn of(&self, rail: usize) -> &Port {
         if rail == 0 { &self.first } else { &self.others[rail - 1] }
     }
 
-    /// That of a rail, to call.
+    /// The port of a rail, mutable.
     pub(crate) fn of_mut(&mut self, rail: usize) -> &mut Port {
         if rail == 0 { &mut self.first } else { &mut self.others[rail - 1] }
     }
 
-    /// The protection domain of the first.
+    /// The protection domain of the first context.
     pub(crate) fn pd(&self) -> Pd {
         self.first.pd
     }
 
-    /// Where elements are, for a rail.
+    /// An SGE for the context of a rail.
     pub(crate) fn sge(&self, rail: usize, sge: Sge) -> Result<Sge, Error> {
         Ok(Sge { mr: self.twin(rail, sge.mr)?, ..sge })
     }
@@ -145,7 +145,7 @@ impl Ports {
         Ok((own.addr, keys))
     }
 
-    /// Zeros that all rails can reach: of the device if there is one.
+    /// Zeroed memory that all rails can access: of the device if there is one.
     pub(crate) fn allocate(&self, device: Option<&dyn Device>, bytes: usize) -> Result<Memory, Error> {
         match device {
             None if !self.others.is_empty() => {
@@ -155,7 +155,7 @@ impl Ports {
         }
     }
 
-    /// Registers memory with all.
+    /// Registers memory with all contexts.
     pub(crate) fn register(&mut self, memory: Memory, access: Access) -> Result<Mr, Error> {
         if memory.kind() == MemoryKind::Owned && !self.others.is_empty() {
             let expected = "memory that the contexts of several rails can have: Memory::shared, or Collectives::allocate";
@@ -186,7 +186,7 @@ impl Ports {
         result
     }
 
-    /// Ends a registration, behind the copies of a device and what the ports send from there.
+    /// Ends a registration after the copies of a device and the ports' sends from the memory.
     pub(crate) fn deregister(&mut self, mut now: impl FnMut() -> Nanos, mr: Mr) -> Result<Memory, Error> {
         for Port { context, twins, .. } in &mut self.others {
             if let Some(twin) = twins.get(&mr).copied() {
@@ -197,7 +197,7 @@ impl Ports {
         memory::deregister(&mut self.first.context, now, mr)
     }
 
-    /// One turn of each. A port that is gone is left out while there is another one.
+    /// Polls each context once. A port that is gone is skipped while there is another one.
     pub(crate) fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
         if self.others.is_empty() {
             return Ok(self.first.context.poll(now)?);
@@ -216,7 +216,7 @@ impl Ports {
         if living == 0 { Err(last) } else { Ok(frames) }
     }
 
-    /// Blocks until something may have come by one of them, is due, or for `timeout`.
+    /// Blocks until something may have arrived at one of them, something is due, or `timeout` has passed.
     pub(crate) fn wait(&mut self, now: Nanos, timeout: Duration) -> Result<(), Error> {
         let living = self.all().filter(|port| !port.is_gone);
         let quiet = living.filter_map(|port| port.context.quiet_for(now)).fold(timeout, Duration::min);
@@ -233,29 +233,29 @@ impl Ports {
         let mut descriptors: Vec<PollFd<'_>> =
             waiting.iter().map(|context| PollFd::from_borrowed_fd(context.as_fd(), PollFlags::IN)).collect();
         match poll(&mut descriptors, Timespec::try_from(quiet).ok().as_ref()) {
-            // A signal: the caller looks, and waits again.
+            // A signal: the caller checks its events, and waits again.
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(Error::Verbs(ferroce::Error::Thread(error.into()))),
         }
     }
 
-    /// When something is due of itself.
+    /// When something is due without an event.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
         let living = self.all().filter(|port| !port.is_gone);
         living.filter_map(|port| port.context.next_timeout()).min()
     }
 
-    /// Whether control messages were sent since [`take_sent`](Ports::take_sent) was asked last.
+    /// Whether control messages were sent since the last [`take_sent`](Ports::take_sent).
     pub(crate) fn has_sent(&self) -> bool {
         self.all().any(|port| port.control.has_sent())
     }
 
-    /// Whether control messages were sent since this was asked last: they leave with the next poll.
+    /// Whether control messages were sent since the last call; the next poll sends them.
     pub(crate) fn take_sent(&mut self) -> bool {
         self.all_mut().fold(false, |sent, port| port.control.take_sent() | sent)
     }
 
-    /// Frees what they have, and gives the first context back. The others are closed.
+    /// Frees all resources, and returns the first context. The others are closed.
     pub(crate) fn free(self, mut now: impl FnMut() -> Nanos) -> Result<Context, Error> {
         let Ports { first, others } = self;
         for Port { mut context, pd, control, .. } in others {

@@ -1,10 +1,10 @@
 //! The rendezvous: a TCP exchange in which rank 0 collects one [`Card`] of every rank and sends all cards to all, in
 //! the frames of `rendezvous/frame.rs`. Every wait has a deadline.
 //!
-//! - Connections of others than ranks delay a rank for a moment and never end the job (`rendezvous/lobby.rs`), unless
-//!   they speak the protocol and take a rank: nothing is authenticated.
+//! - Connections that are not from ranks delay a rank for a moment and never end the job (`rendezvous/lobby.rs`), unless
+//!   they use the protocol and claim a rank: nothing is authenticated.
 //! - A rank whose connection breaks before it was answered connects again until its deadline.
-//! - A hello has the number of the job, so that ranks of two jobs do not mix (`bootstrap/unique_id.rs`).
+//! - A hello contains the number of the job, so that ranks of two jobs do not mix (`bootstrap/unique_id.rs`).
 
 mod frame;
 #[cfg(fuzzing)]
@@ -31,19 +31,19 @@ pub(crate) fn rendezvous(bootstrap: Bootstrap, card: Card) -> Result<Vec<Card>, 
     if bootstrap.rank == 0 { root(bootstrap, card, deadline) } else { worker(&bootstrap, card, deadline) }
 }
 
-/// Between two looks at sockets that have nothing.
+/// The pause between two checks of idle sockets.
 const PAUSE: Duration = Duration::from_millis(1);
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
-/// One attempt to connect. What nobody answers is asked more and more rarely within it.
+/// The timeout of one attempt to connect. SYNs are retransmitted less and less often within it.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(5);
-/// A rank waits so much longer than rank 0, whose refusal says which rank is missing.
+/// A rank waits this much longer than rank 0, whose refusal names the missing rank.
 const GRACE: Duration = Duration::from_secs(2);
 
 fn broken(rank: u32, peer: u32, problem: String) -> Error {
     Error::Bootstrap { rank, peer: format!("rank {peer}"), problem }
 }
 
-/// What has come, 0 if nothing has yet; the end of the stream is an error.
+/// Reads available bytes, 0 if there are none yet; the end of the stream is an error.
 fn read_some(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     match stream.read(bytes) {
         Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "it closed the connection")),
@@ -82,8 +82,8 @@ fn root(bootstrap: Bootstrap, card: Card, deadline: Instant) -> Result<Vec<Card>
     Ok(cards)
 }
 
-/// Sends the table to ranks 1, 2, ... in turns, since it may be more than a socket takes at once, and one that does
-/// not read keeps no other waiting.
+/// Sends the table to ranks 1, 2, ... in turns, because it may be more than a socket accepts at once, and a rank that does
+/// not read must not delay others.
 fn distribute(streams: &mut [TcpStream], table: &[u8], deadline: Instant) -> Result<(), Error> {
     let mut sent = vec![0; streams.len()];
     loop {
@@ -113,7 +113,7 @@ fn distribute(streams: &mut [TcpStream], table: &[u8], deadline: Instant) -> Res
     }
 }
 
-/// Says why, if the socket takes it; the connection ends in any case.
+/// Sends the reason, if the socket accepts it; the connection ends in any case.
 fn refuse(stream: &mut TcpStream, reason: &str) {
     let reason = &reason.as_bytes()[..reason.len().min(MAX_REFUSAL)];
     let frame = [Reply::new(REFUSAL, reason.len()).as_bytes(), reason].concat();
@@ -142,8 +142,7 @@ fn worker(bootstrap: &Bootstrap, card: Card, deadline: Instant) -> Result<Vec<Ca
     }
 }
 
-/// Says who this is, and takes the table; or why there was no answer at all, which may be otherwise the
-/// next time.
+/// Sends the hello, and receives the table; or returns why there was no answer, in which case another attempt may succeed.
 fn introduce(
     stream: &mut TcpStream,
     &Bootstrap { rank, size, master, nonce, .. }: &Bootstrap,
@@ -169,7 +168,7 @@ fn introduce(
     let cards = match answer {
         Answer::Table(_) => table(&body, rank, &card).map_err(failed)?,
         Answer::Refusal(_) => {
-            // Whoever it is, it has no say in how a terminal behaves.
+            // Text from the network is made printable.
             let reason = String::from_utf8_lossy(&body).replace(ferroce::is_unprintable, "\u{fffd}");
             return Err(Error::Refused { rank, address: master, reason });
         }
@@ -177,13 +176,14 @@ fn introduce(
     Ok(Ok(cards))
 }
 
-/// Tries until somebody listens, since the ranks start in any order.
+/// Tries until rank 0 listens, because the ranks start in any order.
 fn connect(bootstrap: &Bootstrap, deadline: Instant) -> Result<TcpStream, Error> {
     let &Bootstrap { rank, master: address, timeout, .. } = bootstrap;
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).clamp(PAUSE, LONGEST_ATTEMPT);
         let connected = TcpStream::connect_timeout(&address, left).and_then(|stream| {
-            // Where nobody listens, the kernel may give a connection the very port that it is for.
+            // Without a listener, the kernel may choose the destination port as the source port and connect the socket to
+            // itself.
             match stream.local_addr()? == stream.peer_addr()? {
                 true => Err(ErrorKind::ConnectionRefused.into()),
                 false => Ok(stream),

@@ -85,13 +85,13 @@ impl Runner {
         let longest = if waker.is_some() { LONGEST } else { BLIND };
         let (hand_over, seat) = sync_channel::<Collectives>(1);
         let body = move || {
-            // The starting thread ended before it passed anything.
+            // The starting thread ended before it passed the collectives.
             let collectives = seat.recv().map_err(|_| ended())?;
             Turns { collectives, inbox, pending: Vec::new(), longest }.run()
         };
         let spawned = thread::Builder::new().name("ferroce-ranks".to_owned()).spawn(body);
         let thread = spawned.map_err(|error| Error::Verbs(ferroce::Error::Thread(error)))?;
-        // The thread waits for it.
+        // The new thread waits for it.
         let _ = hand_over.send(collectives);
         Ok(Runner { handle: RunnerHandle { commands, waker }, thread: Some(thread) })
     }

@@ -1,15 +1,15 @@
-//! What each rank sends, receives and reduces in an operation: pure arithmetic, without IO and without time.
+//! The messages and reductions of each rank in an operation: pure arithmetic, without IO and without time.
 //!
-//! A [`Schedule`] is one rank's part: a list of [`Step`]s over the operation's input, its output, and scratch memory.
-//! Steps towards one peer, and from one peer, happen in the order of the list; any other step begins when the steps
-//! that it must come after are done. The lists of two ranks agree: what one sends to the other is what that one
-//! receives, in number, order, length and way.
+//! A [`Schedule`] is one rank's part: a list of [`Step`]s over the operation's input, its output, and scratch memory. Steps
+//! that send to one peer, and steps that receive from one peer, are executed in list order; any other step starts when the
+//! steps that must precede it are done. The lists of two ranks match: the messages that one sends to the other are those
+//! that the other receives, in number, order, length and kind.
 //!
-//! A step that receives has two forms. Data that is reduced, and short data, arrives in memory of the channel and is an
-//! operand of a [`Step::Combine`]. Long data that is only moved is written to its place by the sender ([`Step::Land`]).
+//! A receiving step has two forms. Data to reduce, and short data, arrives in memory of the channel and is an operand of a
+//! [`Step::Combine`]. Long data that is only moved is written to its destination by the sender ([`Step::Land`]).
 //!
-//! Each algorithm has a file of its own. It lists steps as a program would carry them out one by one; the order that is
-//! necessary follows from the elements that the steps read and write ([`Builder`], in `schedule/builder.rs`).
+//! Each algorithm has a file of its own. It lists steps in the order of a sequential program; [`Builder`]
+//! (`schedule/builder.rs`) derives the necessary order from the elements that the steps read and write.
 
 mod builder;
 mod direct;
@@ -31,18 +31,18 @@ pub use plan::Algorithm;
 pub(crate) use plan::{Seat, Shape, Task, plan};
 pub(crate) use tree::position as position_in_tree;
 
-/// Where elements are.
+/// A memory of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Place {
-    /// What the caller gave to be read.
+    /// The caller's input.
     Input,
-    /// What the caller gave to be written.
+    /// The caller's output.
     Output,
-    /// Memory of the operation itself, for partial results.
+    /// Scratch memory of the operation, for partial results.
     Scratch,
 }
 
-/// Elements of a place from `at` on.
+/// Elements of a place, from `at` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Spot {
     pub(crate) place: Place,
@@ -56,48 +56,48 @@ impl Place {
     }
 }
 
-/// What goes into a [`Step::Combine`].
+/// An operand of a [`Step::Combine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Operand {
     /// Elements of this rank.
     Own(Spot),
-    /// The next message of this rank.
+    /// The next message from this rank.
     Arrival(u32),
 }
 
 /// One step of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// `len` elements go to a peer as one message. Done when they may change.
+    /// Sends `len` elements to a peer as one message. Done when they may be changed.
     Send {
         peer: u32,
         from: Spot,
         len: usize,
-        /// The element of the peer's output from which on they are written, counted from the peer's [base](Schedule::base); else
-        /// they arrive in its channel.
+        /// The element of the peer's output where they are written, relative to the peer's [base](Schedule::base); `None`
+        /// if they arrive in its channel.
         lands: Option<usize>,
     },
-    /// The next message of a peer is written to the output by the peer itself. Done when it is there.
+    /// The peer writes its next message to the output. Done when it has arrived.
     Land { peer: u32, at: usize, len: usize },
     /// `to = operand ⊕ operand ⊕ …`, from left to right; a copy if there is one operand.
     Combine {
         to: Spot,
         len: usize,
-        /// Part of [`Schedule::operands`].
+        /// A range of [`Schedule::operands`].
         operands: Range<u32>,
-        /// What is done beside the reduction.
+        /// The operation in addition to the reduction.
         finish: Finish,
     },
 }
 
-/// What a [`Step::Combine`] does beside the reduction.
+/// The operation of a [`Step::Combine`] in addition to the reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Finish {
     /// Nothing: a partial result, or a copy.
     No,
-    /// The result is whole: an average is divided by the number of ranks.
+    /// The result is complete: an average is divided by the number of ranks.
     Whole,
-    /// The one operand is multiplied by this rank's factor.
+    /// The only operand is multiplied by this rank's factor.
     Scale,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Schedule {
     /// For each step, its part of `after`.
     bounds: Vec<Range<u32>>,
     after: Vec<u32>,
-    /// Of peers whose elements do not count from the first one.
+    /// The bases of peers whose elements are not counted from the first one.
     bases: Vec<(u32, usize)>,
     /// Elements of scratch memory.
     pub(crate) scratch: usize,
@@ -121,24 +121,24 @@ impl Schedule {
         &self.operands[range.start as usize..range.end as usize]
     }
 
-    /// The steps that must be done before a step begins.
+    /// The steps that must be done before a step starts.
     pub(crate) fn after(&self, step: usize) -> &[u32] {
         let range = &self.bounds[step];
         &self.after[range.start as usize..range.end as usize]
     }
 
-    /// The element of the output from which on what a peer lands is counted.
+    /// The element of the output from which a peer's landing elements are counted.
     pub(crate) fn base(&self, peer: u32) -> usize {
         self.bases.iter().find(|(of, _)| *of == peer).map_or(0, |(_, at)| *at)
     }
 }
 
-/// The ranks that carry out (a part of) an algorithm, in its order, and this rank's place among them.
+/// The ranks that execute (a part of) an algorithm, in its order, and this rank's position among them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Team<'a> {
-    /// All ranks `0..size`, `rank` being this one; counted from `first` on.
+    /// All ranks `0..size`; this one is `rank`, and positions are counted from `first` on.
     All { rank: usize, size: usize, first: usize },
-    /// These ranks, `index` being the place of this one.
+    /// These ranks; this one has the position `index`.
     Some { index: usize, ranks: &'a [u32] },
 }
 
@@ -148,7 +148,7 @@ impl Team<'_> {
         Team::All { rank, size, first: 0 }
     }
 
-    /// How many they are.
+    /// The number of ranks.
     pub(crate) fn size(&self) -> usize {
         match self {
             Team::All { size, .. } => *size,
@@ -156,7 +156,7 @@ impl Team<'_> {
         }
     }
 
-    /// This rank's place.
+    /// This rank's position.
     pub(crate) fn index(&self) -> usize {
         match *self {
             Team::All { rank, size, first } => (rank + size - first) % size,
@@ -164,7 +164,7 @@ impl Team<'_> {
         }
     }
 
-    /// The rank at a place.
+    /// The rank at a position.
     pub(crate) fn rank(&self, index: usize) -> u32 {
         match *self {
             Team::All { size, first, .. } => ((index + first) % size) as u32,
@@ -176,16 +176,16 @@ impl Team<'_> {
 /// How elements are divided into blocks, one for each member of a team.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Blocks<'a> {
-    /// `range` cut into `parts` blocks that differ by one element at most, the longer ones first.
+    /// `range` divided into `parts` blocks whose lengths differ by at most one element, the longer ones first.
     Cut { start: usize, len: usize, parts: usize },
     /// Blocks of `len` elements, one after the other.
     Equal { len: usize },
-    /// So many elements each, one after the other: the ends of the blocks, that of block 0 first.
+    /// Consecutive blocks, given by their ends, that of block 0 first.
     Ends(&'a [usize]),
 }
 
 impl Blocks<'_> {
-    /// The elements of a block; of a block behind the last one none.
+    /// The elements of a block; none for a block after the last one.
     pub(crate) fn block(&self, index: usize) -> Range<usize> {
         match *self {
             Blocks::Cut { start, len, parts } => {
@@ -210,7 +210,7 @@ impl Blocks<'_> {
     }
 }
 
-/// The parts of `range`, `chunk` elements each but for the last.
+/// The parts of `range`, `chunk` elements each except the last.
 pub(crate) fn chunks(range: Range<usize>, chunk: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(chunk).map(move |start| start..end.min(start.saturating_add(chunk)))

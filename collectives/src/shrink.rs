@@ -1,22 +1,22 @@
-//! How ranks agree on which ranks are gone: pure, with time and messages as inputs.
+//! The agreement of ranks on the lost ranks: pure, with time and messages as inputs.
 //!
-//! The lowest rank that is not known to be gone decides, when all others that answer have said which ranks they miss.
-//! It repeats the decision until each of them has said that it knows. If it fails before that, the next rank asks all:
-//! a rank that was told the decision reports it, and that decision stands. A rank that does not answer within the
-//! patience is gone. If the network is divided and the parts do not hear each other, each part considers the other one
-//! gone.
+//! The lowest rank that is not known to be lost decides, when all others that answer have sent the ranks that they consider
+//! lost. It repeats the decision until each of them has confirmed it. If it fails before that, the next rank asks all: a
+//! rank that knows the decision reports it, and that decision stands. A rank that does not answer within the patience is
+//! lost. If the network is partitioned and the parts do not receive each other's messages, each part considers the other
+//! one lost.
 
 use std::fmt;
 use std::time::Duration;
 
 use ferroce::Nanos;
 
-/// Ranks.
+/// A set of ranks.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub(crate) struct Ranks(Vec<u8>);
 
 impl Ranks {
-    /// None of so many.
+    /// The empty set, for `size` ranks.
     pub(crate) fn none(size: u32) -> Ranks {
         Ranks(vec![0; size.div_ceil(8) as usize])
     }
@@ -26,12 +26,12 @@ impl Ranks {
         &self.0
     }
 
-    /// From a peer, which may say anything.
+    /// From a peer, which may send any bytes.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Ranks {
         Ranks(bytes.to_vec())
     }
 
-    /// Whether it is of a communicator of `size` ranks.
+    /// Whether it is for a communicator of `size` ranks.
     pub(crate) fn fits(&self, size: u32) -> bool {
         self.0.len() == size.div_ceil(8) as usize
             && (size..self.0.len() as u32 * 8).all(|rank| !self.has(rank))
@@ -54,18 +54,18 @@ impl fmt::Debug for Ranks {
     }
 }
 
-/// What ranks say to each other.
+/// A message of the agreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// The sender wants to go on without these, and asks for the receiver's word.
+    /// The sender wants to continue without these, and asks for the receiver's vote.
     Vote(Ranks),
-    /// It has been decided: without these.
+    /// The decision: continue without these.
     Decision(Ranks),
     /// The sender knows the decision.
     Known,
 }
 
-/// One rank's part in it.
+/// One rank's part of the agreement.
 #[derive(Debug)]
 pub(crate) struct Shrink {
     rank: u32,
@@ -74,7 +74,7 @@ pub(crate) struct Shrink {
     again: Duration,
     gone: Ranks,
     decision: Option<Ranks>,
-    /// Of each rank: whether it has voted, whether it knows the decision, when it was heard last.
+    /// For each rank: whether it has voted, whether it knows the decision, when it was last heard.
     votes: Vec<bool>,
     knows: Vec<bool>,
     heard: Vec<Nanos>,
@@ -82,7 +82,7 @@ pub(crate) struct Shrink {
 }
 
 impl Shrink {
-    /// Of rank `rank`, which knows that these are gone.
+    /// For rank `rank`, with the ranks known to be lost.
     pub(crate) fn new(
         rank: u32,
         size: u32,
@@ -96,7 +96,7 @@ impl Shrink {
         Shrink { rank, size, patience, again, gone, decision: None, votes, knows, heard, next: now }
     }
 
-    /// Who is gone, once that is decided.
+    /// The lost ranks, once decided.
     pub(crate) fn decision(&self) -> Option<&Ranks> {
         self.decision.as_ref()
     }
@@ -116,7 +116,7 @@ impl Shrink {
         (0..self.size).find(|rank| !self.gone.has(*rank))
     }
 
-    /// Takes a word of a rank. What to answer at once, if anything.
+    /// Processes a message of a rank. Returns the immediate answer, if any.
     pub(crate) fn hear(&mut self, from: u32, word: Word, now: Nanos) -> Option<Word> {
         self.heard[from as usize] = now;
         match word {
@@ -126,7 +126,7 @@ impl Shrink {
                     return Some(Word::Decision(decision.clone()));
                 }
                 self.votes[from as usize] = true;
-                // That this rank is gone can be decided by those that go on without it alone.
+                // Only ranks that continue without this one can decide that it is lost.
                 let others = (0..self.size).filter(|rank| *rank != self.rank && gone.has(*rank));
                 others.for_each(|rank| self.gone.add(rank));
                 None
@@ -146,12 +146,12 @@ impl Shrink {
         }
     }
 
-    /// Any sign of life.
+    /// Any message from a rank.
     pub(crate) fn is_there(&mut self, from: u32, now: Nanos) {
         self.heard[from as usize] = now;
     }
 
-    /// What to say now, to whom; and decides, if this rank has to and all is known.
+    /// The messages to send now; and decides, if this rank must and all votes are known.
     pub(crate) fn tick(&mut self, now: Nanos) -> Vec<(u32, Word)> {
         if now < self.next {
             return Vec::new();
@@ -160,7 +160,7 @@ impl Shrink {
         let silent: Vec<u32> =
             self.others().filter(|rank| now.since(self.heard[*rank as usize]) >= self.patience).collect();
         if let Some(decision) = self.decision.clone() {
-            // Those that have gone since need not know it.
+            // Ranks lost since then need not know it.
             silent.iter().for_each(|rank| self.knows[*rank as usize] = true);
             let missing = self.others().filter(|rank| self.is_telling() && !self.knows[*rank as usize]);
             return missing.map(|rank| (rank, Word::Decision(decision.clone()))).collect();
@@ -176,7 +176,7 @@ impl Shrink {
                 }
                 self.others().map(|rank| (rank, vote.clone())).collect()
             }
-            // A rank that is not heard may be the one that does not decide.
+            // A rank that is not heard may be the one that should decide.
             Some(_) => self.others().map(|rank| (rank, vote.clone())).collect(),
             None => Vec::new(),
         }
@@ -192,12 +192,12 @@ mod tests {
     const AGAIN: Duration = Duration::from_millis(20);
     const PATIENCE: Duration = Duration::from_millis(500);
 
-    /// Ranks that are gone from the start, and ranks that go while they agree, at a random moment; messages are lost.
+    /// Ranks that are lost from the start, and ranks that fail during the agreement, at a random moment; messages are lost.
     fn agree(size: u32, dead: &[u32], dying: &[(u32, u64)], loss: u32, picks: &mut dyn FnMut(u32) -> u32) {
         let mut now = Nanos::ZERO;
         let mut gone = Ranks::none(size);
         dead.iter().for_each(|rank| gone.add(*rank));
-        // One knows of the dead, the others find out.
+        // One rank knows the lost ones, the others detect them.
         let mut ranks: Vec<Option<Shrink>> = (0..size)
             .map(|rank| {
                 let known = if rank == size / 2 { gone.clone() } else { Ranks::none(size) };
@@ -236,7 +236,7 @@ mod tests {
             .map(|shrink| shrink.decision().unwrap_or_else(|| panic!("no decision: {shrink:?}")))
             .collect();
         assert!(decisions.windows(2).all(|pair| pair[0] == pair[1]), "{decisions:?}");
-        // Whoever has gone since is not waited for.
+        // Ranks lost since then are not waited for.
         assert!(ranks.iter().flatten().all(|shrink| !shrink.is_telling()), "{ranks:?}");
         if let Some(decision) = decisions.first() {
             assert!(dead.iter().all(|rank| decision.has(*rank)), "{decision:?} without {dead:?}");
@@ -249,7 +249,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
         #[test]
-        fn all_who_are_left_agree(
+        fn all_remaining_ranks_agree(
             size in 1u32..12,
             dead in prop::collection::btree_set(0u32..12, 0..3),
             dying in prop::collection::btree_map(0u32..12, 0u64..1500, 0..3),
@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// A rank whose last word names everybody holds up nobody.
+    /// A rank whose last message names all ranks does not block the others.
     #[test]
     fn a_vote_against_all_is_survived() {
         let mut shrink = Shrink::new(0, 3, Ranks::none(3), PATIENCE, AGAIN, Nanos::ZERO);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_bits() {
+    fn ranks_are_stored_as_bits() {
         let mut ranks = Ranks::none(11);
         ranks.add(0);
         ranks.add(10);

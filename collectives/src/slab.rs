@@ -1,6 +1,6 @@
 //! Objects by small handles, which become invalid when the object is removed.
 
-/// Names an object.
+/// Identifies an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
     index: u32,
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_ends_with_its_object() {
+    fn a_handle_is_invalid_after_its_object() {
         let mut slab = Slab::default();
         let (a, b) = (slab.insert('a'), slab.insert('b'));
         assert_eq!(slab.remove(a), Some('a'));

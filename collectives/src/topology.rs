@@ -80,7 +80,8 @@ pub struct Rank {
     pub reason: String,
 }
 
-/// A NIC with the ranks that use it.
+/// A NIC with the ranks that use it. (The rails of [`Collectives::add_rail`](crate::Collectives::add_rail) are several ports of one
+/// rank.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rail {

@@ -8,7 +8,7 @@ use ferroce_collectives::{DataType, Operation, SharedMemory};
 use group::{LIMIT, options, run, sum};
 
 #[test]
-fn a_call_by_packets_allocates_nothing() {
+fn a_call_with_packets_allocates_nothing() {
     calls_allocate_nothing(SharedMemory::Off);
 }
 
@@ -20,7 +20,7 @@ fn a_call_on_mapped_memory_allocates_nothing() {
 fn calls_allocate_nothing(shared_memory: SharedMemory) {
     run(3, options().shared_memory(shared_memory), None, LIMIT, |mut ranks, all| {
         let buffer = ranks.allocate(400_000).unwrap();
-        // A port makes what it is woken by when it blocks for the first time: each rank waits for a late one before.
+        // A port creates its waker when it first blocks, so first each rank waits for a late one.
         for late in 0..3 {
             if all.rank() == late {
                 std::thread::sleep(std::time::Duration::from_millis(300));

@@ -1,4 +1,5 @@
-//! Communicators made of communicators, those that fail and go on without the dead, and those on a thread of their own.
+//! Derived communicators, failed communicators whose ranks continue without the dead, and communicators on a runner's
+//! thread.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -26,10 +27,10 @@ fn sum(ranks: &mut Collectives, of: Communicator, own: u32) -> Result<u64, Error
 }
 
 #[test]
-fn a_split_is_by_color_and_ordered_by_key() {
+fn a_split_is_by_color_in_the_order_of_keys() {
     run(6, options(), None, LIMIT, |mut ranks, all| {
         let own = all.rank();
-        // Even and odd ranks, in the opposite order; rank 5 is in none.
+        // Even and odd ranks, in the opposite order; rank 5 is in neither.
         let color = (own != 5).then_some(own % 2);
         let half = ranks.split(all, color, -(own as i32)).unwrap();
         match half {
@@ -44,7 +45,7 @@ fn a_split_is_by_color_and_ordered_by_key() {
                 assert_eq!(sum(&mut ranks, half, own).unwrap(), due);
             }
         }
-        // Both go on beside each other.
+        // Both communicators can be used concurrently.
         assert_eq!(sum(&mut ranks, all, own).unwrap(), 0b11_1111);
         if let Some(half) = half {
             ranks.leave(half).unwrap();
@@ -55,7 +56,7 @@ fn a_split_is_by_color_and_ordered_by_key() {
 }
 
 #[test]
-fn a_subset_that_makes_no_sense_is_refused() {
+fn an_invalid_subset_is_refused() {
     run(2, options(), None, LIMIT, |mut ranks, all| {
         for (subset, due) in
             [(&[0, 2][..], "rank of a subset = 2"), (&[1, 1], "rank of a subset = 1"), (&[], "none")]
@@ -70,7 +71,7 @@ fn a_subset_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn those_that_are_left_go_on_without_the_dead() {
+fn the_remaining_ranks_continue_without_the_dead() {
     for dead in [vec![0], vec![2], vec![1, 4]] {
         let gone = dead.clone();
         run(5, options(), None, LIMIT, move |mut ranks, all| {
@@ -103,9 +104,9 @@ fn those_that_are_left_go_on_without_the_dead() {
     }
 }
 
-/// What had begun before a shrink has failed, also where nobody asked before it.
+/// Operations started before a shrink have failed, even if none was tested before it.
 #[test]
-fn operations_that_a_shrink_ends_have_failed() {
+fn operations_ended_by_a_shrink_have_failed() {
     for how in [SharedMemory::Off, SharedMemory::Required] {
         run(3, options().shared_memory(how), None, LIMIT, |mut ranks, all| {
             let buffer = ranks.allocate(16).unwrap();
@@ -131,9 +132,9 @@ fn operations_that_a_shrink_ends_have_failed() {
     }
 }
 
-/// Ranks that have made different communicators of one before agree on what is left of it.
+/// Ranks that have derived different communicators before agree on the remaining ranks.
 #[test]
-fn what_was_made_before_does_not_matter_to_a_shrink() {
+fn earlier_derived_communicators_do_not_affect_a_shrink() {
     run(3, options(), None, LIMIT, |mut ranks, all| {
         let own = all.rank();
         if own == 0 {
@@ -148,9 +149,9 @@ fn what_was_made_before_does_not_matter_to_a_shrink() {
     });
 }
 
-/// Communicators that ranks have in another order are left at once by all.
+/// Communicators that ranks have in different orders are left by all at once.
 #[test]
-fn communicators_in_any_order_are_left_at_the_end() {
+fn communicators_in_any_order_are_left_by_finish() {
     run(3, options(), None, LIMIT, |mut ranks, all| {
         let own = all.rank();
         let before = ranks.subset(all, &[1, 2]).unwrap();
@@ -158,7 +159,7 @@ fn communicators_in_any_order_are_left_at_the_end() {
         if let Some(before) = before {
             ranks.leave(before).unwrap();
         }
-        // At rank 1 it takes the place of the one that was left, before the first.
+        // At rank 1 it reuses the place of the one that was left, before the first.
         let second = ranks.subset(all, &[0, 1]).unwrap();
         for of in [first, second].into_iter().flatten() {
             assert_eq!(sum(&mut ranks, of, own).unwrap(), 0b11);
@@ -167,9 +168,9 @@ fn communicators_in_any_order_are_left_at_the_end() {
     });
 }
 
-/// A rank that others hold for gone, and that goes on later with an operation of theirs, writes nothing to their memory.
+/// A rank that others consider lost, and that later continues an operation, writes nothing to their memory.
 #[test]
-fn a_rank_that_is_late_writes_nothing_to_memory_of_the_others() {
+fn a_late_rank_does_not_write_to_memory_of_others() {
     const COUNT: usize = 1 << 20;
     let goes_on = Arc::new(AtomicBool::new(false));
     let has_gone_on = Arc::new(AtomicBool::new(false));
@@ -186,7 +187,7 @@ fn a_rank_that_is_late_writes_nothing_to_memory_of_the_others() {
             }
         };
         if own == 2 {
-            // Into the middle of it.
+            // Into the middle of the operation.
             for _ in 0..3 {
                 let now = ranks.now();
                 ranks.poll(now).unwrap();
@@ -211,13 +212,13 @@ fn a_rank_that_is_late_writes_nothing_to_memory_of_the_others() {
 }
 
 #[test]
-fn an_abort_ends_what_is_under_way_everywhere() {
+fn an_abort_ends_operations_on_all_ranks() {
     run(3, options(), None, LIMIT, |mut ranks, all| {
         if all.rank() == 1 {
             assert_eq!(sum(&mut ranks, all, 1).unwrap(), 0b111);
             ranks.abort(all, "no more data").unwrap();
         } else {
-            // The first may have ended or not: rank 1 has all that it needs of it before the others do.
+            // The first may have ended or not: rank 1 has all data of it before the others do.
             let error = (0..2).find_map(|_| sum(&mut ranks, all, all.rank()).err()).unwrap();
             let Error::Failed { cause: Cause::Aborted { origin: 1, lost: None, reason }, .. } = &error else {
                 panic!("{error}")
@@ -252,7 +253,7 @@ fn communicators_leave_nothing_behind() {
 }
 
 #[test]
-fn a_runner_carries_out_operations_of_other_threads() {
+fn a_runner_executes_operations_of_other_threads() {
     run(3, options(), None, LIMIT, |mut ranks, all| {
         let buffer = ranks.allocate(8 * 2).unwrap();
         let runner = Runner::start(ranks).unwrap();
@@ -291,9 +292,9 @@ fn a_runner_carries_out_operations_of_other_threads() {
     });
 }
 
-/// Nobody waits for ever for a runner that a closure has ended.
+/// No wait for a runner that a closure has ended is endless.
 #[test]
-fn a_closure_that_panics_ends_what_others_wait_for() {
+fn a_closure_that_panics_ends_the_waits_of_others() {
     run(2, options(), None, LIMIT, |ranks, all| {
         let runner = Runner::start(ranks).unwrap();
         let handle = runner.handle();
@@ -313,7 +314,7 @@ fn a_closure_that_panics_ends_what_others_wait_for() {
     });
 }
 
-/// A rank that sleeps for longer than others wait is alive if a runner answers for it.
+/// A rank that sleeps for longer than the retry budget is alive if a runner answers for it.
 #[test]
 fn a_runner_answers_while_the_program_computes() {
     run(2, options(), None, LIMIT, |mut ranks, all| {
@@ -334,16 +335,16 @@ fn regions(ranks: &Collectives) -> String {
     text.lines().find(|line| line.contains("in_use") && line.contains("\"mr\"")).unwrap().to_owned()
 }
 
-/// What another rank has deregistered is mapped here no longer than to the next operation.
+/// A buffer that another rank has deregistered is unmapped by the next operation.
 #[test]
-fn buffers_that_come_and_go_leave_no_mappings() {
+fn deregistered_buffers_leave_no_mappings() {
     run(2, options().shared_memory(SharedMemory::Required), None, LIMIT, |mut ranks, all| {
         let mut before = None;
         for turn in 0..200 {
             let buffer = ranks.allocate(1 << 16).unwrap();
             let sum = Operation::all_reduce(buffer, buffer, 1 << 13, DataType::U64, Reduction::Sum);
             ranks.run(all, &sum).unwrap();
-            // Both have the buffer of this turn mapped, and that of the turn before no more.
+            // Both ranks have the buffer of this turn mapped, and no longer that of the turn before.
             if turn == 1 {
                 before = Some(regions(&ranks));
             }
@@ -357,7 +358,7 @@ fn buffers_that_come_and_go_leave_no_mappings() {
 }
 
 #[test]
-fn an_algorithm_that_is_forced_and_can_not_be_is_refused() {
+fn an_impossible_forced_algorithm_is_refused() {
     let options = options().shared_memory(SharedMemory::Off).algorithm(Algorithm::Mapped);
     run(2, options, None, LIMIT, |mut ranks, all| {
         let refused = sum(&mut ranks, all, 0).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! A rank that is killed or cut off at any moment of any operation by any algorithm: every other one ends with an error that
-//! names it and the operation, within the retry budget, and goes on without it. In virtual time.
+//! A rank is killed or cut off at any moment of any operation with any algorithm: every other rank returns an error that
+//! names the rank and the operation, within the retry budget, and continues without it. In virtual time.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -56,17 +56,17 @@ fn operation(kind: Kind, input: Buffer, output: Buffer, count: usize, root: u32)
     }
 }
 
-/// One rank that lives.
+/// A live rank.
 struct Alive {
     index: usize,
     request: Option<Request>,
     error: Option<Error>,
     left: Option<Communicator>,
-    /// When its last operation began: others may have sent ahead what it needs of earlier ones.
+    /// When its last operation started: others may have sent data for it in advance.
     began: Nanos,
 }
 
-/// Returns how long a rank waited at most before it knew of the death, as a share of the retry budget.
+/// Returns the longest time until a rank knew of the death, as a fraction of the retry budget.
 fn death(seed: u64) -> f64 {
     let mut numbers = Numbers(seed);
     let size = 2 + numbers.below(6);
@@ -97,7 +97,7 @@ fn death(seed: u64) -> f64 {
     let cut = Arc::new(AtomicU32::new(u32::MAX - 1));
     let cut_off = cut.clone();
     world.network.set_filter(Box::new(move |frame| {
-        // The last bytes of the addresses of IPv4, behind Ethernet.
+        // The last bytes of the IPv4 addresses, after the Ethernet header.
         let is_of = |at: usize| {
             frame
                 .get(at)
@@ -105,7 +105,7 @@ fn death(seed: u64) -> f64 {
         };
         if is_of(29) || is_of(33) { Verdict::Drop } else { Verdict::Pass }
     }));
-    // Once with all, which connects them.
+    // First an operation of all ranks, which connects them.
     let whole = world.run(|rank, _| operation(kind, buffers[rank], outputs[rank], count, root));
     let moment = world.now + whole * numbers.below(300) as u32 / 100;
     let mut alive: Vec<Alive> = (0..size)
@@ -174,7 +174,7 @@ fn death(seed: u64) -> f64 {
         assert_eq!(cause.lost(), Some(dead as u32), "{what}: {cause}");
         assert_eq!(rank.left.map(Communicator::size), Some(size as u32 - 1), "{what}");
     }
-    // Those that are left go on, and add up right.
+    // The remaining ranks continue, with correct sums.
     cut.store(dead as u32, Ordering::Relaxed);
     let left: Vec<Communicator> = alive.iter().filter_map(|rank| rank.left).collect();
     if corpse.is_none() {
@@ -200,7 +200,7 @@ fn death(seed: u64) -> f64 {
 }
 
 #[test]
-fn a_death_at_any_moment_is_told_to_all_in_time() {
+fn a_death_at_any_moment_is_reported_to_all_in_time() {
     let chosen = std::env::var("FERROCE_DEATH_SEED").ok().map(|seed| seed.parse().unwrap());
     let count = std::env::var("FERROCE_DEATHS").map_or(60, |count| count.parse().unwrap());
     let seeds = chosen.map_or(0..count, |seed: u64| seed..seed + 1);
@@ -209,7 +209,8 @@ fn a_death_at_any_moment_is_told_to_all_in_time() {
         println!("FERROCE_DEATH_SEED={seed} cargo test -p ferroce-collectives --test deaths");
         let share = death(seed);
         latest = latest.max(share);
-        // The one that notices may have moved on last behind the death, and others look at their messages each 2 ms.
+        // The rank that detects the death may have made its last progress after it, and others check their messages every 2
+        // ms.
         assert!(share <= 1.5, "seed {seed}: known after {share:.2} of the retry budget");
     }
     println!("a rank waited for {latest:.2} of the retry budget at most");

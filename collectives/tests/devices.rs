@@ -1,4 +1,4 @@
-//! Memory of devices, of cards, and memory that others may write.
+//! Device memory, memory on RNICs, and memory that others may write.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -29,7 +29,7 @@ use group::{
 };
 use product::{check_all, room, small};
 
-/// The libibverbs of the tests in the place of a card, which refuses slices.
+/// The tests' libibverbs acts as an RNIC, which has no slices.
 #[test]
 fn sums_over_a_card() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
@@ -48,7 +48,7 @@ fn sums_over_a_card() {
     assert_eq!(stub.live_objects(), 0);
 }
 
-/// The card reaches the memory by itself, without queues of the device; what is reduced, this one leaves to the processor.
+/// The RNIC accesses the memory itself, without queues of the device; the device leaves reductions to the CPU.
 #[test]
 fn every_operation_over_a_card_in_memory_of_a_device() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
@@ -69,18 +69,18 @@ fn every_operation_over_a_card_in_memory_of_a_device() {
     assert!(stub.live_objects() == 0 && stub.dma_bufs().len() > 4);
 }
 
-/// Ranks whose device is strict, some late, and ranks without one.
+/// Some ranks have a strict device, some of these with late copies, and other ranks have none.
 fn strict(rank: u32) -> Option<Arc<dyn Device>> {
     let latest = Duration::from_micros(u64::from(rank) * 100);
     let device: Arc<dyn Device> = Strict::default().seed(rank.into()).latest(latest).open().unwrap();
     Some(device).filter(|_| rank % 4 != 3)
 }
 
-/// What goes a slower way than it might is counted, with its reason.
+/// Slower paths are counted, with their reasons.
 #[test]
 fn fallbacks_are_among_the_metrics() {
     run_with_gpus(2, options(), LIMIT, strict, |mut ranks, all| {
-        // What comes is in the device's memory, and this is not.
+        // Data arrives in device memory, and this buffer is host memory.
         let buffer = ranks.register(Memory::zeroed(800).unwrap()).unwrap();
         let average = Operation::all_reduce(buffer, buffer, 100, DataType::F32, Reduction::Average);
         ranks.run(all, &average).unwrap();
@@ -94,7 +94,7 @@ fn fallbacks_are_among_the_metrics() {
         assert!(has("reason=\"a device's memory is reduced by the CPU\""), "{metrics}");
         ranks.finish().unwrap();
     });
-    // Nothing is one where it was asked for.
+    // A slower path that was requested is not counted.
     run(2, options().shared_memory(SharedMemory::Off), None, LIMIT, |mut ranks, all| {
         let buffer = ranks.allocate(800).unwrap();
         sum(&mut ranks, all, buffer, 100, DataType::F32).unwrap();
@@ -123,13 +123,13 @@ fn sums_of_memory_of_devices() {
     }
 }
 
-/// The elements of a segment of the ring: segments differ by one element at most, the longer ones first.
+/// The elements of a segment of the ring: segment lengths differ by at most one element, the longer ones first.
 fn segment(index: usize, size: usize, count: usize) -> Range<usize> {
     let start = |index: usize| index * (count / size) + index.min(count % size);
     start(index)..start(index + 1)
 }
 
-/// In the order along the ring, by processors and devices alike; what each makes of it is a matter of its own tests.
+/// In the order along the ring, on CPUs and devices alike; the arithmetic of each is tested elsewhere.
 #[test]
 fn each_type_and_operation_in_the_order_of_the_ring() {
     let body = |mut ranks: Collectives, all: Communicator| {
@@ -153,7 +153,7 @@ fn each_type_and_operation_in_the_order_of_the_ring() {
                 let bytes = elements.start * width..elements.end * width;
                 let mut expected = own(first)[bytes.clone()].to_vec();
                 for next in 1..size {
-                    // Each rank reduces what has come and its own.
+                    // Each rank reduces the received elements and its own.
                     reduce(data_type, op, &mut expected, &own((first + next) % size)[bytes.clone()]);
                 }
                 assert!(got[bytes] == expected, "rank {rank}: {op} of {data_type}, segment {first}");
@@ -169,7 +169,7 @@ fn each_type_and_operation_in_the_order_of_the_ring() {
     }
 }
 
-/// A number of a type, which rounding may change.
+/// A number of a type, whose sums may need rounding.
 fn encode(data_type: DataType, value: i32) -> Vec<u8> {
     match data_type {
         DataType::F32 => (value as f32 * 1.1).to_ne_bytes().to_vec(),
@@ -178,7 +178,7 @@ fn encode(data_type: DataType, value: i32) -> Vec<u8> {
         DataType::I64 | DataType::U64 => (i64::from(value) << 40).to_ne_bytes().to_vec(),
         DataType::I16 | DataType::U16 => (value as i16).to_ne_bytes().to_vec(),
         DataType::I8 | DataType::U8 => vec![value as u8],
-        // Between 1 and 2, with all bits of their fractions.
+        // Between 1 and 2, with all fraction bits in use.
         DataType::F16 => (0x3c00 | value as u16 & 0x3ff).to_ne_bytes().to_vec(),
         DataType::Bf16 => (0x3f80 | value as u16 & 0x7f).to_ne_bytes().to_vec(),
         DataType::F8E4M3 => vec![0x38 | value as u8 & 0x07],
@@ -205,7 +205,7 @@ fn sums_of_shared_memory() {
     });
 }
 
-/// What the device can do it does: its memory is not read by way of the host.
+/// The device computes all that it can: its memory is not read through the host.
 #[test]
 fn a_device_reduces_its_own_memory() {
     let device = Strict::default().open().unwrap();
@@ -222,8 +222,8 @@ fn a_device_reduces_its_own_memory() {
     });
 }
 
-/// Every operation on memory of devices that are late, in place and not, short and long, by every algorithm; nothing of it goes by way
-/// of the host. Every fourth rank has none.
+/// Every operation on memory of devices with late copies, in place or not, short and long, with every algorithm; no data is
+/// copied through the host. Every fourth rank has no device.
 #[test]
 fn every_operation_on_memory_of_devices() {
     for size in [1, 2, 3, 4] {
@@ -237,7 +237,7 @@ fn every_operation_on_memory_of_a_gpu() {
         return;
     }
     run_with_gpus(2, small(), LIMIT, found, every_operation);
-    // The host's memory at every other rank.
+    // Every other rank has host memory.
     run_with_gpus(3, small(), LIMIT, |rank| if rank % 2 == 1 { gpu::first() } else { None }, every_operation);
 }
 
@@ -259,7 +259,7 @@ fn every_operation(mut ranks: Collectives, all: Communicator) {
     ranks.finish().unwrap();
 }
 
-/// Operations that are under way together, whose turns at the device and at a peer are those of their beginning.
+/// Concurrent operations, which use the device and each peer in the order in which they were started.
 #[test]
 fn several_operations_are_under_way_on_a_device() {
     run_with_gpus(3, small(), LIMIT, strict, |mut ranks, all| {
@@ -293,7 +293,7 @@ fn several_operations_are_under_way_on_a_device() {
     });
 }
 
-/// One copy or computation that fails, of one rank's device, ends the operation at every rank, with an error that names it.
+/// One failed copy or computation of one rank's device ends the operation at every rank, with an error that names the rank.
 #[test]
 fn a_copy_that_fails_ends_the_operation_at_every_rank() {
     for (nth, (size, failing)) in [2, 3]
@@ -332,7 +332,7 @@ fn a_copy_that_fails_ends_the_operation_at_every_rank() {
     }
 }
 
-/// A device that is gone refuses each copy and computation before it has begun. Nobody is taken for gone.
+/// A device that is gone refuses each copy and computation. No rank is considered lost.
 #[test]
 fn a_device_that_is_lost_is_named_by_every_rank() {
     const COUNT: usize = 100_000;
@@ -363,7 +363,7 @@ fn a_device_that_is_lost_is_named_by_every_rank() {
                 lost.lose();
             }
             let error = ranks.run(all, &operation(buffer, size)).err();
-            // Whoever has sent all, as a root, hears of it later.
+            // A rank that has sent all its data, such as a root, detects it later.
             let error = error.or_else(|| ranks.run(all, &Operation::barrier()).err());
             drop(ranks.finish());
             error.map(|error| error.to_string()).unwrap_or_default()
@@ -376,7 +376,7 @@ fn a_device_that_is_lost_is_named_by_every_rank() {
     }
 }
 
-/// A computation that never ends is no rank that is waited for.
+/// A computation that never ends is not reported as a lost rank.
 #[test]
 fn a_device_that_hangs_is_named_by_its_rank() {
     let devices: Vec<Arc<StrictDevice>> =
@@ -394,7 +394,7 @@ fn a_device_that_hangs_is_named_by_its_rank() {
         }
         let sum = Operation::all_reduce(buffer, buffer, count, DataType::F32, ReduceOp::Sum);
         let request = ranks.start(all, &sum).unwrap();
-        // The flight recorder tells a second later, long before it is given up.
+        // The flight recorder reports it a second later, long before the operation fails.
         let (mut clock, start) = (Clock::start(), Instant::now());
         while start.elapsed() < Duration::from_millis(2000) {
             ranks.poll(clock.now()).unwrap();
@@ -402,7 +402,7 @@ fn a_device_that_hangs_is_named_by_its_rank() {
         }
         let recording = ranks.flight_recorder().unwrap().read();
         let error = ranks.wait(request).unwrap_err();
-        // Its device still has the buffer.
+        // Its device still uses the buffer.
         std::mem::forget(ranks);
         (error.to_string(), recording)
     });
@@ -416,7 +416,7 @@ fn a_device_that_hangs_is_named_by_its_rank() {
     }
 }
 
-/// Polls until `ready` says so.
+/// Polls until `ready` returns true.
 fn poll_until(ranks: &mut Collectives, mut ready: impl FnMut() -> bool) {
     while !ready() {
         let now = ranks.now();
@@ -424,18 +424,18 @@ fn poll_until(ranks: &mut Collectives, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Options with which ranks meet without an operation: it takes long where copies are late.
+/// Options with which ranks join without an operation, which takes long if copies are late.
 fn measured() -> Options {
     options().model(Model::default()).shared_memory(SharedMemory::Off)
 }
 
-/// Once a communicator that has failed was left, or has shrunk, its memory is the program's: nothing that the device is about comes late.
-fn check_that_nothing_is_written_later(computes: bool) {
+/// After a failed communicator was left or shrunk, its memory belongs to the program: the device writes nothing later.
+fn check_that_nothing_is_written_afterwards(computes: bool) {
     const LATE: Duration = Duration::from_secs(2);
     for shrinks in [true, false] {
         let strict = Strict::default().seed(7);
         let device = match computes {
-            // 160 ms a chunk.
+            // 160 ms per chunk.
             true => strict.speed(u64::MAX, 100_000),
             false => strict.latest(LATE),
         };
@@ -481,15 +481,15 @@ fn check_that_nothing_is_written_later(computes: bool) {
 
 #[test]
 fn no_copy_lands_after_a_failed_communicator_was_left() {
-    check_that_nothing_is_written_later(false);
+    check_that_nothing_is_written_afterwards(false);
 }
 
 #[test]
 fn nothing_is_computed_after_a_failed_communicator_was_left() {
-    check_that_nothing_is_written_later(true);
+    check_that_nothing_is_written_afterwards(true);
 }
 
-/// Nobody has waited for the operation: it ends all the same, before the communicator does.
+/// No rank has waited for the operation: it ends nevertheless, before the communicator does.
 #[test]
 fn a_communicator_is_left_while_its_device_computes() {
     let open = |_| Some(Strict::default().speed(u64::MAX, 400_000).open().unwrap() as Arc<dyn Device>);
@@ -508,10 +508,10 @@ fn a_communicator_is_left_while_its_device_computes() {
     });
 }
 
-/// The queue of the device is full of what belongs to a communicator that has failed.
+/// The device's queue is full of work of a failed communicator.
 #[test]
-fn a_communicator_goes_on_beside_one_that_has_failed() {
-    // 40 ms a chunk.
+fn a_communicator_continues_after_another_one_has_failed() {
+    // 40 ms per chunk.
     let slow = |rank: u32| Strict::default().seed(rank.into()).depth(4).speed(u64::MAX, 400_000);
     let devices: Vec<Arc<StrictDevice>> = (0..2).map(|rank| slow(rank).open().unwrap()).collect();
     let open = |rank: u32| Some(devices[rank as usize].clone() as Arc<dyn Device>);
@@ -523,7 +523,7 @@ fn a_communicator_goes_on_beside_one_that_has_failed() {
         let all_reduce = Operation::all_reduce(buffer, buffer, count, DataType::F32, ReduceOp::Sum);
         let request = ranks.start(all, &all_reduce).unwrap();
         if all.rank() == 0 {
-            // More than the queue holds: each that ends is replaced.
+            // More than the queue holds: each ended one is replaced.
             poll_until(&mut ranks, || device.reductions() >= 6);
             ranks.abort(all, "the user has thought better of it").unwrap();
         }
@@ -538,14 +538,14 @@ fn a_communicator_goes_on_beside_one_that_has_failed() {
     });
 }
 
-/// A device that ends nothing.
+/// A device that completes nothing.
 fn hanging() -> Arc<StrictDevice> {
     Strict::default().seed(7).latest(Duration::from_secs(1 << 30)).open().unwrap()
 }
 
-/// What hangs is named, in time.
+/// The hanging device is named in time.
 #[test]
-fn a_device_that_hangs_is_named_by_whoever_leaves() {
+fn a_device_that_hangs_is_named_when_leaving() {
     let device = hanging();
     let own: Arc<dyn Device> = device.clone();
     let open = move |rank| (rank == 1).then(|| own.clone());
@@ -569,7 +569,7 @@ fn a_device_that_hangs_is_named_by_whoever_leaves() {
 }
 
 #[test]
-fn a_device_that_hangs_while_it_is_measured_is_named() {
+fn a_device_that_hangs_during_measurement_is_named() {
     let open = |rank| (rank == 1).then(hanging).map(|device| device as Arc<dyn Device>);
     let options = measured().stall_timeout(Duration::from_secs(2));
     run_with_gpus(2, options, LIMIT, open, move |mut ranks, all| {

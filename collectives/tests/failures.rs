@@ -1,4 +1,4 @@
-//! What becomes of a communicator when a rank dies, calls something else, or does not call at all.
+//! Failures of a communicator: a rank dies, calls another operation, or calls none.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -19,7 +19,7 @@ use ferroce_collectives::{
 };
 use group::{LIMIT, join_again, options, run, run_on, run_with_gpus, sum};
 
-/// What a rank got for a call, and how long it took.
+/// The result of a call, and its duration.
 type Outcome = (Option<Error>, Duration);
 
 fn call(ranks: &mut Collectives, all: Communicator, count: usize, data_type: DataType) -> Outcome {
@@ -36,7 +36,7 @@ fn cause(error: &Option<Error>) -> Option<&Cause> {
     }
 }
 
-/// Answers others for so long, without a call.
+/// Answers others for this time, without a call.
 fn poll_for(ranks: &mut Collectives, time: Duration) {
     let (mut clock, end) = (Clock::start(), Instant::now() + time);
     while Instant::now() < end {
@@ -71,7 +71,7 @@ fn the_death_of_a_rank_reaches_all_in_time() {
     }
 }
 
-/// The dead rank has acknowledged everything; only a question finds out.
+/// The dead rank has acknowledged everything; only a ping detects its death.
 #[test]
 fn a_rank_that_only_waits_notices_a_death_too() {
     let outcomes = run(2, impatient(), None, LIMIT, |mut ranks, all| {
@@ -86,7 +86,7 @@ fn a_rank_that_only_waits_notices_a_death_too() {
     assert!(*took < impatient().retry_budget() + Duration::from_secs(10), "{took:?}");
 }
 
-/// As the one before, where the receiver of a message waits, which never sends anything.
+/// The same if the receiver of a message waits, which never sends anything.
 #[test]
 fn a_receiver_notices_the_death_of_the_sender() {
     let outcomes = run(2, impatient(), None, LIMIT, |mut ranks, all| {
@@ -102,14 +102,14 @@ fn a_receiver_notices_the_death_of_the_sender() {
 }
 
 #[test]
-fn a_rank_that_lives_and_does_not_call_stalls_the_others() {
+fn a_live_rank_that_does_not_call_stalls_the_others() {
     let options = options().stall_timeout(Duration::from_millis(600));
     let outcomes = run(3, options, None, LIMIT, |mut ranks, all| {
         if all.rank() != 1 {
             return call(&mut ranks, all, 10, DataType::F32).0;
         }
         poll_for(&mut ranks, Duration::from_secs(3));
-        // It was told meanwhile.
+        // It was notified meanwhile.
         ranks.start(all, &Operation::barrier()).err()
     });
     for rank in [0, 2] {
@@ -125,7 +125,7 @@ fn a_rank_that_lives_and_does_not_call_stalls_the_others() {
 }
 
 #[test]
-fn different_calls_are_told_apart() {
+fn different_calls_are_detected() {
     use DataType::{F32, I32};
     type Call = fn(ferroce_collectives::Buffer) -> Operation;
     let calls: [(u32, Call, Call); 9] = [
@@ -174,7 +174,7 @@ fn different_calls_are_told_apart() {
             let start = Instant::now();
             let mut result = ranks.run(all, &operation);
             if result.is_ok() {
-                // A rank that only sends may be through already.
+                // A rank that only sends may have completed already.
                 result = ranks.run(all, &Operation::barrier());
             }
             (result.err(), start.elapsed())
@@ -192,9 +192,9 @@ fn different_calls_are_told_apart() {
     }
 }
 
-/// Each of two ranks takes itself for the root: both are through at once, and know as soon as they look at messages.
+/// Each of two ranks considers itself the root: both complete immediately, and detect the mismatch as soon as they poll.
 #[test]
-fn two_roots_are_told_apart_without_another_call() {
+fn different_roots_are_detected_without_another_call() {
     for size in [2, 3] {
         let all_know = Arc::new(std::sync::Barrier::new(size as usize));
         run(size, options().shared_memory(SharedMemory::Off), None, LIMIT, move |mut ranks, all| {
@@ -203,7 +203,7 @@ fn two_roots_are_told_apart_without_another_call() {
             let first = ranks.run(all, &Operation::broadcast(buffer, buffer, 10, DataType::F32, root));
             poll_for(&mut ranks, Duration::from_millis(200));
             all_know.wait();
-            // Nobody else calls anything now.
+            // No other rank makes a call now.
             let next = ranks.start(all, &Operation::broadcast(buffer, buffer, 10, DataType::F32, all.rank()));
             let error = first.and(next.map(drop)).unwrap_err();
             let Error::Failed { cause, .. } = &error else { panic!("{error}") };
@@ -214,10 +214,10 @@ fn two_roots_are_told_apart_without_another_call() {
     }
 }
 
-/// Of two long ones the receiver's grant tells it, of a short one the sender's header; where the sender waits for a grant
-/// and the receiver for a short message, they ask.
+/// For two long messages the receiver's grant shows it, for a short one the sender's header; if the sender waits for a
+/// grant and the receiver for a short message, they ping.
 #[test]
-fn messages_of_different_lengths_are_told_apart() {
+fn messages_of_different_lengths_are_detected() {
     for (sent, received) in [(10, 11), (100_000, 100), (100, 100_000), (100_000, 100_001)] {
         let outcomes = run(2, options(), None, LIMIT, move |mut ranks, all| {
             let buffer = ranks.allocate(1 << 20).unwrap();
@@ -235,7 +235,7 @@ fn messages_of_different_lengths_are_told_apart() {
 }
 
 #[test]
-fn a_rank_that_goes_without_leave_is_named() {
+fn a_rank_that_ends_without_leave_is_named() {
     let outcomes = run(2, impatient(), None, LIMIT, |mut ranks, all| {
         ranks.run(all, &Operation::barrier()).unwrap();
         (all.rank() == 0).then(|| ranks.finish().map(drop).unwrap_err())
@@ -243,16 +243,16 @@ fn a_rank_that_goes_without_leave_is_named() {
     assert_eq!(cause(&outcomes[0]).and_then(Cause::lost), Some(1), "{outcomes:?}");
 }
 
-/// A rank that computes for longer than the others would wait for it, while nobody does, has not stalled when it goes on, and a failure
-/// that it finds then is told at once.
+/// A rank that computes longer than the stall timeout without polling has not stalled when it continues, and a failure that
+/// it detects then is reported immediately.
 #[test]
-fn the_time_that_a_rank_computes_is_none_that_it_has_waited() {
+fn time_spent_computing_does_not_count_as_stalled() {
     let options = options().shared_memory(SharedMemory::Required).stall_timeout(Duration::from_millis(700));
     run(2, options, None, LIMIT, |mut ranks, all| {
         let buffer = ranks.allocate(40_000).unwrap();
         for count in [2, 10_000] {
             sum(&mut ranks, all, buffer, count, DataType::I32).unwrap();
-            // The others are a little later.
+            // The others are slightly later.
             thread::sleep(Duration::from_millis(900 + 200 * u64::from(all.rank())));
             sum(&mut ranks, all, buffer, count, DataType::I32).unwrap();
         }
@@ -267,16 +267,16 @@ fn the_time_that_a_rank_computes_is_none_that_it_has_waited() {
     });
 }
 
-/// Who has asked nothing since is told at the end.
+/// A program that makes no further call gets the failure at the end.
 #[test]
-fn a_failure_that_nobody_was_told_of_is_told_at_the_end() {
+fn an_unreported_failure_is_reported_at_the_end() {
     for how in [SharedMemory::Off, SharedMemory::Required] {
         run(2, impatient().shared_memory(how), None, LIMIT, |mut ranks, all| {
             let buffer = ranks.allocate(8).unwrap();
             if all.rank() == 0 {
                 let error = sum(&mut ranks, all, buffer, 1, DataType::I32).unwrap_err();
                 assert!(matches!(error, Error::Failed { cause: Cause::Lost { peer: 1, .. }, .. }), "{error}");
-                // It was told.
+                // The failure was returned before.
                 ranks.finish().unwrap();
             } else {
                 thread::sleep(options().retry_budget() * 3);
@@ -289,7 +289,7 @@ fn a_failure_that_nobody_was_told_of_is_told_at_the_end() {
 
 /// One call too many: the other ranks have left, or have split.
 #[test]
-fn a_call_that_the_others_have_passed_over_is_told_in_time() {
+fn a_call_that_the_others_do_not_make_fails_in_time() {
     for (how, splits) in
         [(SharedMemory::Off, false), (SharedMemory::Required, false), (SharedMemory::Required, true)]
     {
@@ -312,9 +312,9 @@ fn a_call_that_the_others_have_passed_over_is_told_in_time() {
     }
 }
 
-/// Ranks that have other counts for each other are told which.
+/// Ranks whose counts for each other differ get an error with both counts.
 #[test]
-fn blocks_that_do_not_fit_are_told_apart() {
+fn mismatched_counts_are_detected() {
     run(2, options().shared_memory(SharedMemory::Off), None, LIMIT, |mut ranks, all| {
         let (from, to) = (ranks.allocate(64).unwrap(), ranks.allocate(64).unwrap());
         let (sent, received) = if all.rank() == 0 { ([1, 5], [1, 2]) } else { ([2, 1], [4, 1]) };
@@ -341,21 +341,21 @@ fn a_device_that_fails_ends_the_call_on_every_rank() {
             }
             sum(&mut ranks, all, buffer, 1 << 20, DataType::F32).err()
         });
-        // Copies and reductions are under way, here or at others: everything comes back all the same.
+        // Copies and reductions are outstanding here or at others: all buffers are returned nevertheless.
         ranks.deregister(buffer).unwrap();
         ranks.finish().unwrap();
         calls.map(|error| error.to_string())
     });
     for (rank, outcome) in outcomes.iter().enumerate() {
         let outcome = outcome.as_deref().unwrap_or_default();
-        // Nobody is gone.
+        // No rank is lost.
         assert!(outcome.contains("the device of rank 1 has failed"), "rank {rank}: {outcome}");
     }
 }
 
-/// One that gives up tells the others why, and the other communicator of the same ranks goes on.
+/// A rank that aborts reports the reason to the others, and another communicator of the same ranks continues.
 #[test]
-fn an_abort_ends_one_communicator_alone() {
+fn an_abort_ends_only_one_communicator() {
     let outcomes = run(3, options(), None, LIMIT, |mut ranks, all| {
         let doomed = join_again(&mut ranks, all, &options(), false).unwrap();
         let result = match all.rank() {
@@ -382,7 +382,7 @@ fn an_abort_ends_one_communicator_alone() {
     }
 }
 
-/// A link that is cut in the middle of calls is noticed at both ends, and by those who can still talk to both.
+/// A link that is cut in the middle of calls is detected at both ends, and by ranks that can still communicate with both.
 #[test]
 fn a_rank_whose_link_is_cut_is_named_by_the_others() {
     let switch = Switch::new(SwitchConfig::default()).unwrap();
@@ -420,7 +420,7 @@ fn a_rank_whose_link_is_cut_is_named_by_the_others() {
     assert!(matches!(cause(&outcomes[1]).and_then(Cause::lost), Some(0 | 2)), "{outcomes:?}");
 }
 
-/// Sends nothing, and takes nothing, once it is cut.
+/// Neither sends nor receives once it is cut.
 struct Cut {
     inner: Box<dyn PacketDriver>,
     cut: Arc<AtomicBool>,
@@ -451,7 +451,7 @@ impl driver::Wrapper for Cut {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_harmless() {
+fn invalid_operations_are_refused_and_harmless() {
     run(2, options(), None, LIMIT, |mut ranks, all| {
         let buffer = ranks.allocate(10).unwrap();
         let refused = sum(&mut ranks, all, buffer, 3, DataType::I32).unwrap_err();

@@ -1,4 +1,4 @@
-//! The flight recorder: who is late, whose port is slow, who hangs, told from recordings alone. In virtual time.
+//! The flight recorder: finds late ranks, slow ports and hanging ranks from recordings alone. In virtual time.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -16,7 +16,7 @@ use ferroce_collectives::{
 };
 use world::{World, link};
 
-/// What the recorders of these ranks hold now, as if each had been dumped then.
+/// The current contents of the recorders of these ranks, as if each had been dumped now.
 fn recordings<'a>(ranks: impl IntoIterator<Item = &'a (Collectives, Communicator)>) -> Vec<Recording> {
     ranks.into_iter().map(|(it, _)| it.flight_recorder().unwrap().read()).collect()
 }
@@ -27,7 +27,7 @@ fn diagnosis(recordings: &[Recording]) -> Diagnosis {
     all.pop().unwrap()
 }
 
-/// Polls all ranks that are not `asleep` until the time has come, or until none has anything under way.
+/// Polls all ranks that are not `asleep` until the time is reached, or until no operation is outstanding.
 fn poll_until(world: &mut World, asleep: &[usize], limit: Nanos, requests: &mut [Option<Request>]) {
     while world.now < limit && requests.iter().any(Option::is_some) {
         let mut moved = false;
@@ -49,7 +49,7 @@ fn poll_until(world: &mut World, asleep: &[usize], limit: Nanos, requests: &mut 
                 .map(|(_, (it, _))| it);
             let due = awake.flat_map(|it| it.next_timeout().into_iter().chain([it.next_look()]));
             let next = due.chain(world.network.next_arrival()).min().unwrap_or(limit);
-            // What has come to those that are asleep hides what comes to others.
+            // Frames queued for sleeping ranks hide the arrival of frames for others.
             let least = Duration::from_nanos(if asleep.is_empty() { 1 } else { 1000 });
             world.now = next.max(world.now + least).min(limit);
         }
@@ -57,7 +57,7 @@ fn poll_until(world: &mut World, asleep: &[usize], limit: Nanos, requests: &mut 
 }
 
 #[test]
-fn a_rank_that_comes_late_is_named() {
+fn a_late_rank_is_named() {
     for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::Tree, Algorithm::Halving] {
         for count in [64, 20_000] {
             let options = Options::default().algorithm(algorithm);
@@ -92,7 +92,7 @@ fn a_rank_that_comes_late_is_named() {
             for time in [*most, *all / 10] {
                 assert!((4_900..5_200).contains(&time.as_micros()), "{algorithm}, {count}: {diagnosis}");
             }
-            // The operations themselves tell it too.
+            // The operations themselves record it too.
             let late: Vec<u64> = recordings
                 .iter()
                 .flat_map(|of| &of.communicators[0].operations)
@@ -104,7 +104,7 @@ fn a_rank_that_comes_late_is_named() {
     }
 }
 
-/// Ranks on a switch, each by a link of its own.
+/// Ranks on a switch, each with its own link.
 fn star(rates: &[u64], options: &Options) -> (Fabric, Vec<(Collectives, Communicator)>) {
     let fabric = Fabric::new(1, FabricConfig::default()).unwrap();
     let switch = fabric.add_switch(SwitchConfig::default()).unwrap();
@@ -189,7 +189,7 @@ fn a_port_of_half_the_speed_is_named() {
 }
 
 #[test]
-fn ranks_of_the_same_speed_that_come_on_time_are_not_named() {
+fn equally_fast_punctual_ranks_are_not_named() {
     for algorithm in [Algorithm::Ring, Algorithm::TwoStep, Algorithm::Direct] {
         let mut world = World::new(4, 1, link(), &Options::default().algorithm(algorithm), 1);
         let buffers = world.allocate(4 << 20);
@@ -203,8 +203,8 @@ fn ranks_of_the_same_speed_that_come_on_time_are_not_named() {
     }
 }
 
-/// Calls three operations at all ranks, and begins a fourth at those that are not `silent`; then `seconds` go by in which those
-/// that are `asleep` do not poll.
+/// Calls three operations at all ranks, and starts a fourth at those that are not `silent`; then `seconds` pass in which
+/// those that are `asleep` do not poll.
 fn hang(silent: &[usize], asleep: &[usize], seconds: u64) -> World {
     let options = Options::default().algorithm(Algorithm::Ring).ack_timeout(Duration::from_secs(10));
     let mut world = World::new(4, 1, link(), &options, 1);
@@ -224,7 +224,7 @@ fn hang(silent: &[usize], asleep: &[usize], seconds: u64) -> World {
     world
 }
 
-/// As recordings of a system that goes on: in virtual time nobody's clock does.
+/// As if taken on a running system: in virtual time no clock advances.
 fn taken_then(world: &World) -> Vec<Recording> {
     let mut recordings = recordings(&world.ranks);
     let last = recordings.iter().map(|recording| recording.polled).max().unwrap();
@@ -235,7 +235,7 @@ fn taken_then(world: &World) -> Vec<Recording> {
 #[test]
 fn the_rank_that_others_wait_for_is_named() {
     let call = "call 3, all_reduce of 100 u64 (sum), by ring";
-    // It polls, and its program has not called.
+    // It polls, but its program has not called the operation.
     let world = hang(&[2], &[], 3);
     let found = diagnosis(&taken_then(&world));
     let [
@@ -254,7 +254,7 @@ fn the_rank_that_others_wait_for_is_named() {
     assert!(last.starts_with("call 2, all_reduce"), "{found}");
     assert!(found.to_string().contains("and it polls: its program does something else"), "{found}");
 
-    // The clocks of its recording and the others' are the same, and so is what they tell without its own.
+    // The clocks of its recording and the others' are the same, and the others' recordings show the same without its own.
     let others: Vec<Recording> =
         taken_then(&world).into_iter().filter(|of| of.communicators[0].rank != 2).collect();
     let found = diagnosis(&others);
@@ -278,11 +278,11 @@ fn ranks_that_wait_for_each_other_are_named() {
     assert_eq!(ranks.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 1], "{found}");
 }
 
-/// Bytes of a chunk, by default.
+/// The default chunk size in bytes.
 const CHUNK: u64 = (256 << 10) - 64;
 
 #[test]
-fn a_recording_tells_what_was_done() {
+fn a_recording_contains_the_operations() {
     let mut world = World::new(2, 1, link(), &Options::default(), 1);
     let (buffers, outputs) = (world.allocate(4 << 20), world.allocate(4 << 20));
     for turn in 0..300 {
@@ -306,15 +306,15 @@ fn a_recording_tells_what_was_done() {
         );
         let peer = own.peers.iter().find(|peer| peer.peer as usize == 1 - rank).unwrap();
         assert_eq!((peer.sent_bytes, peer.received_bytes), (299 * 64 + (1 << 20), 299 * 64 + (1 << 20)));
-        // The rest goes with its header.
+        // The rest is sent with a header.
         assert_eq!(peer.chunk_bytes, (1 << 20) / CHUNK * CHUNK);
         assert!(peer.qp > 0 && !peer.sending.is_zero());
     }
 }
 
-/// A program that makes communicators and leaves them: those that it has left last are what it has to tell.
+/// A program that creates and leaves communicators: those left last stay recorded.
 #[test]
-fn of_communicators_that_were_left_the_last_are_recorded() {
+fn the_communicators_left_last_stay_recorded() {
     let options = Options::default();
     let mut world = World::new(1, world_seed(), link(), &options, 1);
     let (it, _) = &mut world.ranks[0];
@@ -337,7 +337,7 @@ fn of_communicators_that_were_left_the_last_are_recorded() {
 }
 
 #[test]
-fn a_dump_is_a_file_that_no_link_leads_away_from() {
+fn a_dump_does_not_follow_links() {
     let world = hang(&[2], &[], 2);
     let folder = std::env::temp_dir().join(format!("ferroce-flight-{}", std::process::id()));
     fs::create_dir(&folder).unwrap();
@@ -355,7 +355,7 @@ fn a_dump_is_a_file_that_no_link_leads_away_from() {
     assert!(recorder.dump(&folder.join("none/dump")).is_err());
     fs::remove_dir_all(&folder).unwrap();
 
-    // What is cut off is refused.
+    // A truncated file is refused.
     for cut in (100..bytes.len()).step_by(997).chain([256, bytes.len() - 1]) {
         assert!(Recording::parse(&bytes[..cut]).unwrap_err().to_string().contains("cut off"), "{cut}");
     }
@@ -363,7 +363,7 @@ fn a_dump_is_a_file_that_no_link_leads_away_from() {
 }
 
 #[test]
-fn what_is_spoilt_does_no_harm() {
+fn corrupted_recordings_are_harmless() {
     let seed = world_seed();
     println!("replay: FERROCE_SEED={seed} cargo test -p ferroce-collectives --test flight what_is_spoilt");
     let world = hang(&[2], &[], 2);
@@ -381,11 +381,11 @@ fn what_is_spoilt_does_no_harm() {
         let mut bytes = bytes.clone();
         for _ in 0..random() % 64 {
             let at = 8 + random() as usize % (bytes.len() - 8);
-            // Mostly where something stands.
+            // Mostly in fields that are in use.
             let at = if random() % 4 == 0 { at } else { 8 + at % 1200 };
             bytes[at] = random() as u8;
         }
-        // If its length is spoilt it is cut off.
+        // If its length is corrupted, the file is truncated.
         let recording = Recording::parse(&bytes).unwrap_or_default();
         let all: Vec<Recording> = others.iter().cloned().chain([recording]).collect();
         for diagnosis in Diagnosis::all(&all) {
@@ -394,7 +394,7 @@ fn what_is_spoilt_does_no_harm() {
     }
 }
 
-/// From the environment, or by the time.
+/// From the environment, or from the time.
 fn world_seed() -> u64 {
     let given = std::env::var("FERROCE_SEED").ok().and_then(|text| text.parse().ok());
     given.unwrap_or_else(|| std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64)

@@ -1,4 +1,5 @@
-//! A thousand communicators leave no descriptors, no mappings and no memory behind. Alone in its process, for it counts what that has.
+//! A thousand communicators leak no descriptors, mappings or memory. It has its own process, because it counts resources of
+//! the process.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -18,7 +19,7 @@ fn in_use() -> [usize; 3] {
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     let kib = resident.trim().split(' ').next().unwrap().parse().unwrap();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
-    // Those of the heap and the stacks come and go.
+    // Mappings of the heap and the stacks vary.
     let shared = maps.lines().filter(|line| line.contains("memfd")).count();
     [fs::read_dir("/proc/self/fd").unwrap().count(), shared, kib]
 }
@@ -29,7 +30,7 @@ fn a_thousand_communicators_leave_nothing_behind() {
         let together = Arc::new(Barrier::new(2));
         let options = options().model(Model::default()).shared_memory(shared_memory);
         let counts = run(2, options, None, LIMIT, move |mut ranks, all| {
-            // A port makes what it is woken by when it blocks for the first time: each rank waits for a late one before.
+            // A port creates its waker when it first blocks, so first each rank waits for a late one.
             for late in 0..2 {
                 if all.rank() == late {
                     thread::sleep(Duration::from_millis(300));
@@ -40,12 +41,12 @@ fn a_thousand_communicators_leave_nothing_behind() {
                 for turn in 0..turns {
                     let both = ranks.subset(all, &[1, 0]).unwrap().unwrap();
                     let buffer = ranks.allocate(1 << 14).unwrap();
-                    // Those that are shown with the operation, and others.
+                    // Elements that are published with the operation, and others.
                     sum(&mut ranks, both, buffer, [10, 4000][turn % 2], DataType::I32).unwrap();
                     ranks.leave(both).unwrap();
                     ranks.deregister(buffer).unwrap();
                 }
-                // What the last one has had the others give up goes with the next operation.
+                // Others unmap the last communicator's memory with the next operation.
                 let buffer = ranks.allocate(1 << 14).unwrap();
                 sum(&mut ranks, all, buffer, 4000, DataType::I32).unwrap();
                 ranks.run(all, &Operation::barrier()).unwrap();

@@ -12,7 +12,7 @@ use ferroce_collectives::{Algorithm, DataType, Kind, Operation, Options, ReduceO
 use group::{LIMIT, check_sums, options, run, sum};
 
 #[test]
-fn sums_of_every_size_by_every_algorithm() {
+fn sums_of_every_size_with_every_algorithm() {
     for size in [1, 2, 3, 4, 5, 8] {
         for algorithm in Algorithm::ALL {
             if !algorithm.applies_to(Kind::AllReduce) || algorithm == Algorithm::Hierarchical {
@@ -51,9 +51,9 @@ fn sums_of_every_size_by_every_algorithm() {
     }
 }
 
-/// A rank that has returned may compute, or wait for something else, for as long as it likes.
+/// A rank that has returned may compute, or wait for another event, for any time.
 #[test]
-fn a_rank_that_has_returned_holds_up_nobody() {
+fn a_rank_that_has_returned_does_not_delay_others() {
     for size in [2, 3] {
         let all_returned = Arc::new(Barrier::new(size as usize));
         run(size, options(), None, Duration::from_secs(30), move |mut ranks, all| {
@@ -61,7 +61,7 @@ fn a_rank_that_has_returned_holds_up_nobody() {
             for call in 0..100 {
                 let count = [1, 1000, 50_000][call % 3];
                 sum(&mut ranks, all, buffer, count, DataType::F32).unwrap();
-                // It polls nothing here.
+                // It does not poll here.
                 all_returned.wait();
             }
             ranks.finish().unwrap();
@@ -90,7 +90,7 @@ fn the_smallest_chunks_and_messages() {
 #[test]
 fn sums_survive_loss() {
     for (size, every) in [(2, 17), (4, 53)] {
-        // A loaded machine keeps threads off their cores for tens of milliseconds.
+        // On a loaded machine threads are off their cores for tens of milliseconds.
         let options = options().ack_timeout(Duration::from_millis(60)).shared_memory(SharedMemory::Off);
         let resent = run(size, options, Some(every), LIMIT, |mut ranks, all| {
             check_sums(&mut ranks, all, &[1, 7, 1000, 100_000, 300_000]);
@@ -100,7 +100,7 @@ fn sums_survive_loss() {
     }
 }
 
-/// Floats whose sums depend on the order in which they are made.
+/// Floats whose sums depend on the order of additions.
 #[test]
 fn the_same_bits_on_every_rank_and_in_every_run() {
     const COUNT: usize = 5000;
@@ -115,7 +115,7 @@ fn the_same_bits_on_every_rank_and_in_every_run() {
                 for data_type in
                     [DataType::F32, DataType::F64, DataType::Bf16, DataType::F16, DataType::F8E5M2]
                 {
-                    // Any bits but those of great numbers and of what is no number.
+                    // Any bits except those of large numbers and NaNs.
                     let mut state = u64::from(all.rank()) + 1;
                     let mut byte = |at: usize| {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -156,9 +156,9 @@ fn a_barrier_holds_back_the_early() {
     assert!(times.iter().all(|(_, left)| *left >= last_entered));
 }
 
-/// Whoever leaves early no longer answers, and its neighbour's last packets may need an answer.
+/// A rank that leaves early no longer answers, and its neighbour's last packets may need an answer.
 #[test]
-fn nobody_leaves_before_all_are_done() {
+fn no_rank_leaves_before_all_are_done() {
     let times = run(3, options(), None, LIMIT, |mut ranks, all| {
         ranks.run(all, &Operation::barrier()).unwrap();
         std::thread::sleep(Duration::from_millis(40) * all.rank());

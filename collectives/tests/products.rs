@@ -1,4 +1,5 @@
-//! Every operation, in place and not, by every algorithm, of all lengths at which something changes, against plain loops.
+//! Every operation, in place or not, with every algorithm, of all lengths at which the behaviour changes, compared with
+//! plain loops.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -17,7 +18,7 @@ fn every_operation(size: u32) {
             // Ranks 0 and 1 on one host, 2 and 3 on the next, 4 alone.
             let host = u128::from(all.rank() / 2) + 1;
             let by_it = match algorithm {
-                // On one host, and known to be without being asked.
+                // All on one host, which is required rather than determined.
                 Algorithm::Mapped => small().shared_memory(SharedMemory::Required),
                 _ => small().host(host).shared_memory(SharedMemory::Off),
             };
@@ -65,7 +66,7 @@ fn every_operation_of_five_ranks() {
 
 /// Each rank sends to all others and receives from all, as one request.
 #[test]
-fn messages_both_ways_in_one_request() {
+fn messages_in_both_directions_in_one_request() {
     for size in [2, 3] {
         run(size, small(), None, LIMIT, move |mut ranks, all| {
             let rank = all.rank();
@@ -100,7 +101,7 @@ fn messages_both_ways_in_one_request() {
     }
 }
 
-/// A message of one rank to the next, among operations of all.
+/// Messages from each rank to the next one, among operations of all ranks.
 #[test]
 fn a_chain_of_messages_among_operations_of_all() {
     run(3, small(), None, LIMIT, |mut ranks, all| {
@@ -127,9 +128,9 @@ fn a_chain_of_messages_among_operations_of_all() {
     });
 }
 
-/// Requests end in any order, and each with its own result.
+/// Requests end in any order, each with its own result.
 #[test]
-fn several_requests_are_under_way() {
+fn several_requests_are_outstanding() {
     run(3, small(), None, LIMIT, |mut ranks, all| {
         let count = 3 * CHUNK / 4 + 5;
         let buffers: Vec<Buffer> = (0..12).map(|_| ranks.allocate(count * 4).unwrap()).collect();
@@ -147,7 +148,7 @@ fn several_requests_are_under_way() {
                 requests.push(ranks.start(all, &operation).unwrap());
             }
             let barrier = ranks.start(all, &Operation::barrier()).unwrap();
-            // Each rank asks in another order.
+            // Each rank tests them in another order.
             requests.rotate_left(4 * all.rank() as usize);
             while !ranks.test(requests[0]).unwrap() {}
             assert!(ranks.test(requests[0]).is_err(), "a request that has ended");
@@ -170,7 +171,7 @@ fn several_requests_are_under_way() {
     });
 }
 
-/// Each with an order of ranks of its own, and operations of both under way.
+/// The communicators have different orders of ranks, and outstanding operations of both.
 #[test]
 fn two_communicators_on_one_context() {
     run(3, small(), None, LIMIT, |mut ranks, all| {
@@ -188,7 +189,7 @@ fn two_communicators_on_one_context() {
                 (communicator, Operation::all_gather(own, buffer, count, DataType::I32))
             };
             let mut calls = [gather(all, a), gather(reversed, b)];
-            // No order of calls is agreed upon between communicators.
+            // Between communicators there is no required order of calls.
             calls.rotate_left((all.rank() as usize + round as usize) % 2);
             let requests = calls.map(|(communicator, call)| ranks.start(communicator, &call).unwrap());
             requests.into_iter().rev().for_each(|request| ranks.wait(request).unwrap());

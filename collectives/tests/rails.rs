@@ -1,4 +1,4 @@
-//! Several ports a rank, in a simulated fabric in virtual time: a star of switches for each rail.
+//! Several ports per rank, in a simulated fabric in virtual time: a star for each rail.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -15,7 +15,7 @@ use ferroce_collectives::{
 
 const GIGABIT: u64 = 1_000_000_000;
 
-/// Ranks of which each has a host of the fabric for each rail: that of rank r on rail k is number k · ranks + r, and so is its link.
+/// Ranks with one host of the fabric for each rail: rank r's host on rail k has number k · ranks + r, and so has its link.
 struct World {
     fabric: Built,
     ranks: Vec<(Collectives, Communicator)>,
@@ -24,7 +24,7 @@ struct World {
 }
 
 impl World {
-    /// With rails of these rates, in bits per second; a rank has as many of them as `rails` says.
+    /// With rails of these rates, in bits per second; a rank has `rails(rank)` of them.
     fn new(size: usize, rates: &[u64], rails: impl Fn(usize) -> usize, options: &Options) -> World {
         let mut topology = Topology::default();
         for rate in rates {
@@ -60,13 +60,13 @@ impl World {
         self.ranks.len() as u64
     }
 
-    /// Cuts the link of a rank's rail, or mends it, at a time.
+    /// Takes the link of a rank's rail down, or up, at a time.
     fn set_link(&self, rank: usize, rail: usize, is_up: bool, time: Nanos) {
         let link = self.fabric.links[rail * self.ranks.len() + rank];
         self.fabric.fabric.set_link(link, is_up, time);
     }
 
-    /// All-reduces `count` elements in memory of its own, and checks each. Returns how long it took.
+    /// All-reduces `count` elements in separate memory, and checks each. Returns the duration.
     fn all_reduce(&mut self, count: usize) -> Duration {
         self.buffers.clear();
         for (it, all) in &mut self.ranks {
@@ -91,7 +91,7 @@ impl World {
         time
     }
 
-    /// Polls for a while.
+    /// Polls for this time.
     fn idle(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -106,14 +106,14 @@ impl World {
         }
     }
 
-    /// When the next thing is due, of ranks or on the wire.
+    /// The time of the next event, of ranks or in the fabric.
     fn next_event(&self) -> Nanos {
         let timers =
             self.ranks.iter().flat_map(|(it, _)| it.next_timeout().into_iter().chain([it.next_look()]));
         timers.chain(self.fabric.fabric.next_event()).min().unwrap()
     }
 
-    /// Each rank's part of an operation on its buffer, to its end. Returns the time that it took.
+    /// Executes each rank's part of an operation on its buffer. Returns the duration.
     fn run(&mut self, operation: impl Fn(Buffer, Communicator) -> Operation) -> Duration {
         self.try_run(operation).into_iter().map(Result::unwrap).max().unwrap()
     }
@@ -125,7 +125,7 @@ impl World {
         self.run_with_pauses(operation, |_, _| false)
     }
 
-    /// As [`try_run`](World::try_run); a rank for which `is_away` at a time does not poll.
+    /// As [`try_run`](World::try_run); a rank for which `is_away` is true at a time does not poll.
     fn run_with_pauses(
         &mut self,
         operation: impl Fn(Buffer, Communicator) -> Operation,
@@ -159,7 +159,7 @@ impl World {
                     .filter(|(_, all)| !is_away(all.rank(), now))
                     .flat_map(|(it, _)| it.next_timeout().into_iter().chain([it.next_look()]));
                 let next = timers.chain(self.fabric.fabric.next_event()).min().unwrap();
-                // What has come to those that are away hides what comes to others.
+                // Frames queued for ranks that are away hide the arrival of frames for others.
                 let least =
                     if self.ranks.iter().any(|(_, all)| is_away(all.rank(), now)) { 10_000 } else { 1 };
                 self.now = next.max(self.now + Duration::from_nanos(least));
@@ -176,17 +176,17 @@ fn ring() -> Options {
 
 const COUNT: usize = (64 << 20) / 8;
 
-/// The time of 64 MiB by ranks with rails of these rates, once they are connected.
+/// The time of 64 MiB with ranks with rails of these rates, once they are connected.
 fn time(size: usize, rates: &[u64], options: &Options) -> Duration {
     let mut world = World::new(size, rates, |_| rates.len(), options);
     world.all_reduce(1 << 17);
     world.all_reduce(COUNT)
 }
 
-/// The fabric has no noise: so it is a comparison of two numbers that are the same in each run.
+/// The fabric has no noise, so two numbers are compared that are the same in each run.
 #[test]
 fn two_rails_move_twice_as_much_as_one() {
-    // A tree has fewer chunks under way between two ranks.
+    // In a tree fewer chunks are outstanding between two ranks.
     for (algorithm, size, aim) in [
         (Algorithm::Ring, 2, 1.95),
         (Algorithm::Ring, 4, 1.95),
@@ -205,7 +205,7 @@ fn two_rails_move_twice_as_much_as_one() {
 }
 
 #[test]
-fn each_rail_has_as_much_as_it_moves() {
+fn rails_are_loaded_by_their_throughput() {
     let one = time(2, &[100 * GIGABIT], &ring());
     for (rates, aim) in [(&[100, 50][..], 1.4), (&[50, 100], 1.4), (&[100, 100, 100, 100], 3.8)] {
         let rates: Vec<u64> = rates.iter().map(|rate| rate * GIGABIT).collect();
@@ -217,7 +217,7 @@ fn each_rail_has_as_much_as_it_moves() {
 }
 
 #[test]
-fn a_rail_that_dies_is_left_in_the_middle_and_taken_up_when_it_is_back() {
+fn a_failed_rail_is_left_and_used_again_after_recovery() {
     for rail in [0, 1] {
         for size in [2, 4] {
             let mut world = World::new(size, &[100 * GIGABIT; 2], |_| 2, &ring());
@@ -239,11 +239,11 @@ fn a_rail_that_dies_is_left_in_the_middle_and_taken_up_when_it_is_back() {
                 "16 MiB, {size} ranks: {whole:?} by two rails; rail {rail} of rank {} cut in the middle: {cut:?}; without it: {without:?}",
                 size - 1
             );
-            // A quarter of the retry budget without a word, and what was under way again.
+            // A quarter of the retry budget without an answer, and the retransmission of the outstanding messages.
             assert!(cut < Duration::from_millis(1500), "{cut:?}");
             assert!(without > whole * 3 / 2 && without < whole * 5 / 2, "{without:?}");
             world.set_link(size - 1, rail, true, world.now);
-            // It is greeted with each operation, at most once in a while.
+            // A hello is sent with each operation, at limited intervals.
             world.now = world.now + Duration::from_secs(2);
             world.all_reduce(COUNT / 4);
             let back = world.all_reduce(COUNT / 4);
@@ -254,9 +254,9 @@ fn a_rail_that_dies_is_left_in_the_middle_and_taken_up_when_it_is_back() {
     }
 }
 
-/// It can be connected, and does not last: as one with a loose plug, or whose switch drops what is long.
+/// It can be connected, and fails again: for example with a loose plug, or a switch that drops long packets.
 #[test]
-fn a_rail_that_fails_again_and_again_is_taken_up_ever_more_rarely() {
+fn a_rail_that_fails_repeatedly_is_retried_less_often() {
     const TURNS: usize = 24;
     let options = ring().ack_timeout(Duration::from_millis(4)).probe_interval(Duration::from_millis(10));
     let mut world = World::new(2, &[100 * GIGABIT; 2], |_| 2, &options);
@@ -268,20 +268,20 @@ fn a_rail_that_fails_again_and_again_is_taken_up_ever_more_rarely() {
         let time = world.all_reduce(1 << 20);
         held_up += usize::from(time > whole * 5 / 2);
         world.set_link(1, 1, true, world.now);
-        // More than enough to be connected.
+        // More than enough to connect.
         world.idle(options.retry_budget());
     }
     println!("{held_up} of {TURNS} operations were held up by the rail");
-    // 0 to 1/4, 1/4, 1/2, 1, 2, 4, 8 and 16 budgets of rest.
+    // Pauses of 0 to 1/4, 1/4, 1/2, 1, 2, 4, 8 and 16 budgets.
     assert!((2..=8).contains(&held_up), "{held_up} of {TURNS}");
-    // One that lasts is as good as before.
+    // After it has worked for long, earlier failures do not count.
     world.idle(options.retry_budget() * 40);
     let back = world.all_reduce(1 << 20);
     assert!(back < whole * 21 / 20, "{back:?} in place of {whole:?}");
 }
 
 #[test]
-fn a_rank_that_is_away_for_a_while_is_none_without_a_rail() {
+fn a_pause_of_a_rank_is_not_a_rail_failure() {
     let mut world = World::new(3, &[100 * GIGABIT; 2], |_| 2, &ring());
     let whole = world.all_reduce(COUNT);
     // Between operations.
@@ -289,7 +289,7 @@ fn a_rank_that_is_away_for_a_while_is_none_without_a_rail() {
         world.now = world.now + Duration::from_millis(pause);
         world.all_reduce(1 << 17);
     }
-    // In the middle of one.
+    // During an operation.
     for pause in [600, 1200, 2500, 4000] {
         world.buffers.clear();
         for (it, _) in &mut world.ranks {
@@ -310,9 +310,10 @@ fn a_rank_that_is_away_for_a_while_is_none_without_a_rail() {
     assert_eq!(left, [0, 0, 0], "rails that were left though none has failed");
 }
 
-/// Messages go one way, so that nothing but a credit comes back: the rail dies at any moment, also when that is all that is under way.
+/// Messages are sent in one direction, so only credits are sent back: the rail fails at any moment, even if only a credit
+/// is outstanding.
 #[test]
-fn a_credit_that_a_rail_loses_is_given_again() {
+fn a_credit_lost_with_a_rail_is_sent_again() {
     let options = ring()
         .chunk_bytes(1024)
         .eager_bytes(64)
@@ -335,7 +336,7 @@ fn a_credit_that_a_rail_loses_is_given_again() {
     }
 }
 
-/// Rails that were left, as the metrics tell.
+/// The number of rails left, from the metrics.
 fn left(it: &Collectives) -> u64 {
     let of = |line: &str| {
         line.starts_with("ferroce_collective_rails_left_total{")
@@ -345,7 +346,7 @@ fn left(it: &Collectives) -> u64 {
     metrics.map(|text| text.lines().filter_map(of).sum::<f64>() as u64).sum()
 }
 
-/// What the flight recorders of all ranks tell of rails.
+/// The findings about rails from the flight recorders of all ranks.
 fn rails_left(world: &World) -> Vec<Finding> {
     let recordings: Vec<Recording> =
         world.ranks.iter().map(|(it, _)| it.flight_recorder().unwrap().read()).collect();
@@ -376,7 +377,7 @@ fn a_rail_dies_at_any_moment_of_any_operation() {
             let cut = world.now + whole.mul_f64(draw(1000) as f64 / 700.0);
             world.set_link(rank, rail, false, cut);
             if draw(2) == 0 {
-                // While it is left, or before anybody has seen that it was down.
+                // While it is left, or before any rank has detected that it was down.
                 let back = world.now + whole.mul_f64(1.5) + Duration::from_micros(draw(60_000));
                 world.set_link(rank, rail, true, back);
             }
@@ -384,7 +385,7 @@ fn a_rail_dies_at_any_moment_of_any_operation() {
             println!(
                 "turn {turn}: {size} ranks, {count} elements, rail {rail} of {rails} of rank {rank}: {whole:?}, {times:?}"
             );
-            // It is back before another one goes.
+            // It recovers before another one fails.
             world.set_link(rank, rail, true, world.now.max(cut + Duration::from_millis(61)));
             for _ in 0..20 {
                 world.now = world.now + Duration::from_millis(20);
@@ -396,7 +397,7 @@ fn a_rail_dies_at_any_moment_of_any_operation() {
 }
 
 #[test]
-fn a_rail_that_is_dead_from_the_start_is_told_of() {
+fn a_rail_that_is_dead_from_the_start_is_reported() {
     for rail in [0, 1] {
         let options = ring().ack_timeout(Duration::from_millis(4)).probe_interval(Duration::from_millis(10));
         let mut world = World::new(2, &[100 * GIGABIT; 2], |_| 2, &options);
@@ -436,7 +437,7 @@ fn a_rank_without_any_rail_is_lost() {
         .try_run(|buffer, _| Operation::all_reduce(buffer, buffer, COUNT, DataType::U64, Reduction::Sum));
     let waited = world.now.since(start);
     println!("{waited:?}: {ends:?}");
-    // As with one rail: no rail is waited for that is as silent as the one before.
+    // As with one rail: if one rail is silent like the one before, no further one is waited for.
     assert!(
         waited < options.retry_budget() * 6 / 5,
         "{waited:?} with a budget of {:?}",
@@ -450,20 +451,20 @@ fn a_rank_without_any_rail_is_lost() {
 }
 
 #[test]
-fn ranks_with_fewer_rails_are_met_by_those_that_they_have() {
+fn ranks_with_fewer_rails_use_their_common_rails() {
     let mut world = World::new(3, &[100 * GIGABIT; 2], |rank| if rank == 1 { 1 } else { 2 }, &ring());
     world.all_reduce(1 << 17);
     for rank in 0..3 {
         assert_eq!(world.ranks[rank].0.rails(), if rank == 1 { 1 } else { 2 });
     }
     for (it, all) in world.ranks.drain(..) {
-        // The others are in the same thread: nobody says farewell.
+        // The others are in the same thread, so ranks can't leave in a blocking call.
         drop((it, all));
     }
 }
 
 #[test]
-fn what_can_not_be_is_refused_with_what_would_be_right() {
+fn invalid_use_is_refused_with_the_valid_values() {
     let mut world = World::new(2, &[GIGABIT; 2], |_| 2, &ring());
     let other = World::new(1, &[GIGABIT; 9], |_| MAX_RAILS, &ring());
     let (it, _) = &mut world.ranks[0];

@@ -10,7 +10,7 @@ use ferroce::driver::sim::LinkConfig;
 use ferroce_collectives::{Algorithm, DataType, Operation, Options, Reduction};
 use world::{World, link};
 
-/// All-reduces `count` elements, checks each, and returns times and a hash of the whole traffic.
+/// All-reduces `count` elements, checks each, and returns times and a hash of all traffic.
 fn all_reduce(
     size: u32,
     seed: u64,
@@ -45,10 +45,10 @@ fn all_reduce(
 }
 
 #[test]
-fn sixty_four_ranks_by_every_algorithm() {
+fn sixty_four_ranks_with_every_algorithm() {
     // Simulated ranks share no memory.
     for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Mapped) {
-        // Direct exchange of more than this takes the test's time, not the algorithm's.
+        // Direct exchange of more elements would take too long in the test.
         let count = if algorithm == Algorithm::Direct { 16 } else { 4096 };
         let (times, _) = all_reduce(64, 1, link(), count, Options::default().algorithm(algorithm), 8);
         println!("64 ranks, {count} u64 by {algorithm}: {times:?}");
@@ -56,7 +56,7 @@ fn sixty_four_ranks_by_every_algorithm() {
 }
 
 #[test]
-fn a_run_repeats_bit_by_bit_and_loss_only_costs_time() {
+fn a_run_repeats_bit_for_bit_and_loss_only_costs_time() {
     let options = Options::default().ack_timeout(Duration::from_millis(2));
     let lossy = || all_reduce(9, 7, link().loss(0.01), 50_000, options.algorithm(Algorithm::Ring), 3);
     let (times, hash) = lossy();

@@ -1,16 +1,16 @@
-//! Links with the system's libxdp, statically: the command then runs where it is not installed.
+//! Links with the system's libxdp statically, so the program runs on systems without it.
 
 use std::path::Path;
 use std::process::{Command, exit};
 
-/// In the order in which they need each other.
+/// In the order of their dependencies.
 const ARCHIVES: [&str; 5] = ["xdp", "bpf", "elf", ZSTD, "z"];
-/// libelf needs it from 0.189 on, and depends on its package then.
+/// Needed by libelf since 0.189, whose package depends on it.
 const ZSTD: &str = "zstd";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Only xsk-rs needs it. Without the driver AF_XDP this crate is built as a member of the workspace alone.
+    // Only xsk-rs needs it. Without AF_XDP this crate is built only as a member of the workspace.
     if std::env::var_os("CARGO_FEATURE_USE_CC_BUILD").is_none() {
         return;
     }
@@ -30,12 +30,12 @@ fn main() {
     }
 }
 
-/// Where the C compiler finds a library.
+/// The directory in which the C compiler finds a library.
 fn folder_of(name: &str) -> Option<String> {
     let output = Command::new("cc").arg(format!("-print-file-name=lib{name}.a")).output();
     let output = output.unwrap_or_else(|error| fail(&format!("no C compiler: {error}")));
     let found = Path::new(str::from_utf8(&output.stdout).ok()?.trim_end());
-    // Without the file, the compiler answers with the bare name.
+    // If the file is missing, the compiler prints the bare name.
     Some(found.parent().filter(|_| found.is_absolute())?.to_str()?.to_owned())
 }
 

@@ -106,7 +106,7 @@ pub struct AfXdp {
     icmp: IcmpListener,
     /// The time of the last burst.
     now: Nanos,
-    // Dropped first, so that later frames go to the kernel.
+    // Dropped first, so that later frames are passed to the kernel.
     attachment: Attachment,
     _reservation: Vec<OwnedFd>,
     /// For a port on all queues, unless rdma_rxe has UDP port 4791 of all addresses.
@@ -249,7 +249,7 @@ impl AfXdp {
             let received = queues[at].receive(frames, room, capabilities.mac, stats, sink);
             taken += received.map_err(|source| gone(capabilities, source))?;
             if taken == BURST {
-                // The others had no turn, or an incomplete one.
+                // The other queues had no turn, or a shorter one.
                 self.turn = if at + 1 == queues.len() { 0 } else { at + 1 };
                 break;
             }
@@ -326,7 +326,7 @@ impl PacketDriver for AfXdp {
         self.now = now;
         let AfXdp { queues, doorbell, sharing, .. } = self;
         doorbell.polled(queues.iter().map(Queue::socket).chain(bell(sharing)));
-        // Lent for the time of the burst.
+        // Taken out for the duration of the burst, because `receive` borrows `self`.
         let Some(mut sharing) = self.sharing.take() else { return self.receive(sink) };
         let received =
             if sharing.is_shared() { self.receive(&mut sharing.filter(sink)) } else { self.receive(sink) };
@@ -550,7 +550,7 @@ fn raise_memlock_limit() {
     }
 }
 
-/// The system's error behind one of xsk-rs.
+/// The system's error that caused one of xsk-rs.
 fn os_cause(error: &(dyn std::error::Error + 'static)) -> io::Error {
     let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     match cause.and_then(io::Error::raw_os_error) {

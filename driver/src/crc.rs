@@ -1,8 +1,7 @@
-//! CRC-32 (IEEE 802.3), which RoCE's ICRC is, as fast as the processor can; alone, or on the way of a
-//! copy.
+//! CRC-32 (IEEE 802.3), the algorithm of RoCE's ICRC, as fast as the processor allows, alone or combined with a copy.
 //!
-//! Everything is in terms of the *register*: all ones before the first byte, and inverted after the
-//! last one for the CRC that goes on the wire. So bytes may come in as many pieces as they like.
+//! All functions use the *register*: all ones before the first byte, and inverted after the last one for the CRC on the
+//! wire. So bytes may be processed in any number of pieces.
 //!
 //! ```
 //! let crc = ferroce_driver::Crc32::detect();
@@ -21,12 +20,12 @@ use crc32fast::Hasher;
 
 use crate::memory::{Span, SpanMut};
 
-/// A way to compute CRC-32 that works on this processor. All ways give the same results.
+/// An implementation of CRC-32 that this processor supports. All have the same results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crc32(Level);
 
-/// Of those that need more than the architecture promises, a value exists only where
-/// [`Level::is_supported`] has said so: [`Crc32::all`] is the only place that makes any.
+/// A level that needs more than the base architecture exists only if [`Level::is_supported`] has confirmed it: only
+/// [`Crc32::all`] returns such values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     #[cfg(target_arch = "x86_64")]
@@ -37,23 +36,22 @@ enum Level {
 }
 
 impl Crc32 {
-    /// The fastest that this processor has. Looks at the processor: once for each value, not for each
-    /// packet.
+    /// The fastest implementation for this processor. Checks the processor: once for each value, not for each packet.
     pub fn detect() -> Crc32 {
         Crc32::all().next().unwrap_or(Crc32::portable())
     }
 
-    /// The crate crc32fast, which works on every processor.
+    /// The crate crc32fast, for every processor.
     pub fn portable() -> Crc32 {
         Crc32(Level::Crc32fast)
     }
 
-    /// All that work on this processor, the fastest first, [`portable`](Crc32::portable) last.
+    /// All implementations for this processor, the fastest first, [`portable`](Crc32::portable) last.
     pub fn all() -> impl Iterator<Item = Crc32> {
         Level::ALL.iter().copied().filter(|level| level.is_supported()).map(Crc32)
     }
 
-    /// Its name for people: `vpclmulqdq`, `pclmulqdq`, `crc32fast`.
+    /// Its name in reports: `vpclmulqdq`, `pclmulqdq`, `crc32fast`.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -64,12 +62,12 @@ impl Crc32 {
         }
     }
 
-    /// The register after `data`, from the one before it.
+    /// The register after `data`, computed from the one before it.
     #[inline]
     pub fn update<'a>(self, register: u32, data: impl Into<Span<'a>>) -> u32 {
         let data = data.into();
         match self.0 {
-            // SAFETY: a value of this level exists only where the processor has its features.
+            // SAFETY: a value of this level exists only if the processor has its features.
             #[cfg(target_arch = "x86_64")]
             Level::Vpclmulqdq => unsafe { vpclmulqdq::update(register, data) },
             // SAFETY: as above.
@@ -79,12 +77,12 @@ impl Crc32 {
         }
     }
 
-    /// As [`update`](Crc32::update), with the first 64 bytes of `data`, or as many as there are, ORed
-    /// with `mask` first. `data` itself does not change.
+    /// As [`update`](Crc32::update), with the first 64 bytes of `data`, or all if there are fewer, ORed with `mask`.
+    /// `data` itself is not changed.
     #[inline(always)]
     pub fn update_masked(self, register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
         match self.0 {
-            // SAFETY: a value of this level exists only where the processor has its features.
+            // SAFETY: a value of this level exists only if the processor has its features.
             #[cfg(target_arch = "x86_64")]
             Level::Vpclmulqdq => unsafe { vpclmulqdq::update_masked(register, mask, data.into()) },
             // SAFETY: as above.
@@ -94,11 +92,11 @@ impl Crc32 {
         }
     }
 
-    /// As [`update`](Crc32::update) over `from`, which it copies to `to` on the way: the CRC is that of the copy, whoever
-    /// writes `from` meanwhile.
+    /// As [`update`](Crc32::update) over `from`, which is copied to `to` at the same time: the CRC is that of the copy,
+    /// even if `from` is written meanwhile.
     ///
     /// # Panics
-    /// If the two are not of the same length.
+    /// If the lengths differ.
     #[inline]
     pub fn copy<'a>(self, register: u32, from: impl Into<Span<'a>>, to: &mut [u8]) -> u32 {
         self.copy_to(register, from.into(), to.into())
@@ -107,12 +105,12 @@ impl Crc32 {
     /// As [`copy`](Crc32::copy), to memory that another process may write meanwhile.
     ///
     /// # Panics
-    /// If the two are not of the same length.
+    /// If the lengths differ.
     #[inline]
     pub fn copy_to(self, register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
         assert_eq!(from.len(), to.len(), "a copy has as many bytes as the original");
         match self.0 {
-            // SAFETY: a value of this level exists only where the processor has its features.
+            // SAFETY: a value of this level exists only if the processor has its features.
             #[cfg(target_arch = "x86_64")]
             Level::Vpclmulqdq => unsafe { vpclmulqdq::copy(register, from, to) },
             // SAFETY: as above.
@@ -159,10 +157,10 @@ fn crc32fast_update_masked(register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
     crc32fast_update(crc32fast_update(register, &masked[..head.len()]), rest)
 }
 
-/// Bytes that are in the L1 cache for their second reading.
+/// Bytes that are still in the L1 cache when they are read again.
 const PIECE: usize = 4096;
 
-/// Of bytes that somebody may write meanwhile: of a copy of them.
+/// For bytes that may be written meanwhile: of a copy of them.
 fn crc32fast_of(register: u32, data: Span<'_>) -> u32 {
     by_pieces(register, data, |_| ())
 }
@@ -176,7 +174,7 @@ fn crc32fast_copy(register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
     })
 }
 
-/// Copies `data` piece by piece, for `each` to see.
+/// Copies `data` in pieces, and calls `each` with each of them.
 fn by_pieces(register: u32, data: Span<'_>, mut each: impl FnMut(&[u8])) -> u32 {
     let (mut register, mut rest, mut copy) = (register, data, [0; PIECE]);
     while !rest.is_empty() {

@@ -67,7 +67,7 @@ fn open(kind: u32, config: u64) -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: a new descriptor without another owner.
     Ok(unsafe { File::from_raw_fd(fd as i32) })
 }
 
@@ -85,7 +85,7 @@ mod tests {
     const SOFTWARE_TASK_CLOCK: u64 = 1;
 
     #[test]
-    fn a_count_goes_up_while_the_thread_runs() {
+    fn the_count_rises_while_the_thread_runs() {
         // The kernel's software clock uses the same call, and exists on machines without counters.
         let count = match open(SOFTWARE, SOFTWARE_TASK_CLOCK) {
             Ok(count) => count,

@@ -4,12 +4,13 @@
 //! (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of one port.
 //!
 //! Payloads are sent from registered memory if the port's driver reads them with the CPU during the call: net_af_packet, net_tap
-//! and net_pcap. There a frame is a chain of the header, the payload as an external buffer, and the trailer. Other ports get a
-//! copy: a memif is faster with it, the peer of a net_ring gets the buffer itself, a net_null has no reader, and a card would
-//! need the memory mapped for its DMA.
+//! and net_pcap. There a frame is a chain of the header, the payload as an external buffer, and the trailer. Other
+//! ports get a copy: a memif is faster with it, the peer of a net_ring would receive the buffer itself, a net_null has
+//! no reader, and a card would need the memory mapped for its DMA.
 //!
-//! A port without a kernel interface has the configured addresses. The driver answers and sends ARP and neighbour discovery
-//! itself (`neighbour.rs`), unless the kernel receives every frame as well. This costs RoCE over IPv4 one comparison.
+//! A port without a kernel interface has the configured addresses. The driver itself sends and answers ARP and
+//! neighbour discovery (`neighbour.rs`), unless the kernel also receives every frame. This costs RoCE over IPv4 one
+//! comparison.
 //!
 //! There are no receive interrupts: an idle port sleeps 50 µs at a time.
 //!
@@ -17,9 +18,9 @@
 //!
 //! The client of a memif tries to connect to its server for 10 s when it is opened. DPDK 22.11 has two bugs here:
 //!
-//! - A client that ends before its server has answered makes the server panic: a server that has accepted a client and
-//!   finds it gone closes a descriptor that stays registered. So a client waits at least 2 s before it gives up a
-//!   start.
+//! - A client that ends before its server has answered makes the server panic: if a server has accepted a client that
+//!   has ended meanwhile, it closes a descriptor that stays registered. So a client waits at least 2 s before it gives
+//!   up a start.
 //! - When a peer ends, a thread of DPDK unmaps the shared memory, and a poll at that moment can cause a segmentation fault. First
 //!   stop polling at one end, then drop the port of the other end first.
 
@@ -50,7 +51,7 @@ use kept::{KEPT_MAX, Kept};
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
 use port::{BACKLOG, EthDevice, NeighbourSource};
 
-/// Loads DPDK and its shim, as the first open does.
+/// Loads DPDK and its shim, like the first open.
 ///
 /// # Errors
 /// [`Error::NoDpdk`] with what is missing.
@@ -63,18 +64,19 @@ pub fn load() -> Result<(), Error> {
 #[must_use]
 #[non_exhaustive]
 pub struct DpdkConfig {
-    /// EAL's arguments, without a program name; those of the first open in a process are used. Later ones must be the same or
-    /// empty.
+    /// EAL's arguments, without a program name. Those of the first open in a process are used; later ones must be the
+    /// same or empty.
     pub eal: Vec<String>,
     /// The port: a virtual device's name (`net_memif0`) or a PCI address (`0000:03:00.0`).
     pub port: String,
-    /// The port's addresses with prefix lengths. If empty, those of the kernel's interface behind it (net_af_packet, net_af_xdp).
+    /// The port's addresses with prefix lengths. If empty, those of the kernel interface of the port (net_af_packet,
+    /// net_af_xdp).
     pub addresses: Vec<(IpAddr, u8)>,
     /// Largest IP packet. `None` is the port's own MTU; without a link, 9000 or the largest that fits.
     pub mtu: Option<u32>,
     /// Entries of a receive queue, adjusted to the port's limits. Virtual devices have arguments for it.
     pub rx_descriptors: u16,
-    /// Entries of a transmit queue; likewise.
+    /// Entries of a transmit queue, adjusted likewise.
     pub tx_descriptors: u16,
 }
 
@@ -135,8 +137,8 @@ pub struct Dpdk {
     port: Arc<EthDevice>,
 }
 
-// SAFETY: the buffers are the driver's own until it hands them over, and a queue is for one thread at
-// a time, whichever it is.
+// SAFETY: the buffers belong to the driver until it hands them over, and a queue may be used by any thread, one at a
+// time.
 unsafe impl Send for Dpdk {}
 
 impl Dpdk {
@@ -151,8 +153,8 @@ impl Dpdk {
         Dpdk::on_queue(port, 0)
     }
 
-    /// Opens the port with several queues, for one context each. If the port can hash, frames are spread by their UDP ports;
-    /// other frames (ARP) are received by the first queue, which must be polled.
+    /// Opens the port with several queues, for one context each. If the port can hash, frames are spread by their UDP
+    /// ports. Other frames (ARP) are received by the first queue, which must be polled.
     ///
     /// # Errors
     /// As [`open`](Dpdk::open).
@@ -188,7 +190,7 @@ impl Dpdk {
         })
     }
 
-    /// Takes a burst from the port, or from the backlog, and returns the number of frames.
+    /// Receives a burst from the port, or takes one from the backlog. Returns the number of frames.
     #[inline]
     fn receive(&mut self) -> usize {
         if self.backlog.is_empty() {
@@ -205,19 +207,19 @@ impl Dpdk {
     #[inline]
     fn poll_port(&mut self) -> usize {
         let (mbufs, frames) = (self.received.as_mut_ptr(), self.frames.as_mut_ptr());
-        // SAFETY: the port runs and has this queue, which is ours; there is room for a burst.
+        // SAFETY: the port runs and has this queue, which only this driver uses. There is room for a burst.
         usize::from(unsafe {
             (self.port.shim.rx_burst)(self.port.id, self.queue, mbufs, frames, BURST as u16)
         })
     }
 
-    /// Appends received frames to the backlog, as far as there is room; processes ARP, ND and ICMP. Returns whether anything was
-    /// received.
+    /// Appends received frames to the backlog while there is room, and processes ARP, ND and ICMP. Returns whether any
+    /// frames were received.
     fn set_aside(&mut self) -> bool {
         let n = self.poll_port();
         for at in 0..n {
             let (mut mbuf, frame) = (self.received[at], self.frames[at]);
-            // SAFETY: the segment is the buffer's, which is ours until it is freed below.
+            // SAFETY: the segment is in the buffer, which belongs to the driver until it is freed below.
             let bytes = unsafe { std::slice::from_raw_parts(frame.data, frame.segment as usize) };
             if self.concerns(bytes) {
                 self.deal_with(bytes);
@@ -227,19 +229,20 @@ impl Dpdk {
             } else {
                 self.stats.rx_dropped += 1;
             }
-            // SAFETY: nobody has the buffer any more.
+            // SAFETY: the buffer is no longer used.
             unsafe { (self.port.shim.give)(&raw mut mbuf, 1) };
         }
         n > 0
     }
 
-    /// Whether the frame is for the driver, that is, for [`deal_with`](Dpdk::deal_with).
+    /// Whether the driver processes the frame itself, with [`deal_with`](Dpdk::deal_with).
     #[inline]
     fn concerns(&self, frame: &[u8]) -> bool {
         icmp::concerns(frame) || self.port.link.is_own() && Neighbours::concerns(frame)
     }
 
-    /// Learns from an ARP or ND frame, and answers it; keeps ICMP errors for [`next_refusal`](PacketDriver::next_refusal).
+    /// Learns from an ARP or ND frame, and answers it. Keeps ICMP errors for
+    /// [`next_refusal`](PacketDriver::next_refusal).
     #[cold]
     fn deal_with(&mut self, frame: &[u8]) {
         if icmp::concerns(frame) {
@@ -253,7 +256,7 @@ impl Dpdk {
         }
     }
 
-    /// Sends a frame of the driver itself; it is lost if there is no room.
+    /// Sends a frame of the driver itself. It is lost if there is no room.
     fn send_at_once(&mut self, frame: &[u8]) {
         let pools = &self.port.queues[usize::from(self.queue)];
         if !self.outbox.flush(self.port.id, self.queue) {
@@ -261,7 +264,7 @@ impl Dpdk {
         }
         if let Some(Buffer { mbuf, room }) = self.spare.peek(&pools.tx) {
             self.spare.used();
-            // SAFETY: the room is ours, and every pool's is larger than such a frame.
+            // SAFETY: the room belongs to the driver, and in every pool it is larger than such a frame.
             unsafe {
                 ptr::copy_nonoverlapping(frame.as_ptr(), room, frame.len());
                 (self.port.shim.set_length)(mbuf, frame.len() as u16);
@@ -271,20 +274,20 @@ impl Dpdk {
         }
     }
 
-    /// The next frame of `source`, in buffers of DPDK; `None` if it has none or there is no buffer.
+    /// The next frame of `source`, in buffers of DPDK; `None` if there is no frame or no buffer.
     #[inline]
     fn load(&mut self, source: &mut dyn FrameSource) -> Option<()> {
         let pools = &self.port.queues[usize::from(self.queue)];
         let max_frame = self.capabilities.max_frame;
         let buffer = self.spare.peek(&pools.tx)?;
-        // SAFETY: a buffer of the pool, which has room for the largest frame, and which is ours.
+        // SAFETY: a buffer of the pool, which belongs to the driver and has room for the largest frame.
         let room = unsafe { std::slice::from_raw_parts_mut(buffer.room, max_frame) };
         let len = match &pools.gather {
             None => source.write(room)?,
             Some(pools) => {
                 let (head, [payload, tail]) =
                     (self.heads.peek(&pools.heads)?, self.segments.peek_two(&pools.segments)?);
-                // SAFETY: likewise; buffers of this pool have room for a tail.
+                // SAFETY: as above. Buffers of this pool have room for a tail.
                 let tail_room = unsafe { &mut *tail.room.cast::<[u8; TAIL_MAX]>() };
                 let Gathered { head: head_len, tail: tail_len } = source.gather(room, tail_room)?;
                 if let Some(pinned) = source.payload().map(Payload::pin) {
@@ -297,8 +300,8 @@ impl Dpdk {
                     self.heads.used();
                     self.segments.used();
                     self.segments.used();
-                    // SAFETY: three buffers in hand, written as far as they say, the first one here;
-                    // only ports that read with the processor have such pools.
+                    // SAFETY: the three buffers belong to the driver and are written up to these lengths, the first one
+                    // here. Only ports that read with the CPU have such pools.
                     unsafe {
                         ptr::copy_nonoverlapping(room.as_ptr(), head.room, head_len);
                         chain(self.port.shim, head.mbuf, head_len, payload.mbuf, pinned, tail.mbuf, tail_len);
@@ -311,7 +314,7 @@ impl Dpdk {
         };
         assert!((1..=max_frame).contains(&len), "a frame of {len} bytes: must be at most {max_frame}");
         self.spare.used();
-        // SAFETY: the buffer is in hand and that many bytes of it are written.
+        // SAFETY: the buffer belongs to the driver, and this many bytes of it are written.
         unsafe { (self.port.shim.set_length)(buffer.mbuf, len as u16) };
         self.count(buffer.mbuf, len);
         Some(())
@@ -338,7 +341,7 @@ impl PacketDriver for Dpdk {
         }
         for frame in &self.frames[..n] {
             if frame.segment == frame.length {
-                // SAFETY: the only segment of a received frame, ours until it is freed below.
+                // SAFETY: the only segment of a received frame, which belongs to the driver until it is freed below.
                 sink.announce(unsafe { std::slice::from_raw_parts(frame.data, frame.segment as usize) });
             }
         }
@@ -350,7 +353,7 @@ impl PacketDriver for Dpdk {
                 // SAFETY: as above.
                 unsafe { std::slice::from_raw_parts(frame.data, len) }
             } else if len <= self.scratch.len() {
-                // SAFETY: there is room for the frame, and nobody changes the buffer until the next.
+                // SAFETY: there is room for the frame, and the buffer is not changed before the next frame.
                 unsafe {
                     let whole = (self.port.shim.contiguous)(
                         self.received[at],
@@ -363,7 +366,7 @@ impl PacketDriver for Dpdk {
                 self.stats.rx_dropped += 1;
                 continue;
             };
-            // A port that does not filter also delivers frames for others.
+            // A port without a filter also delivers frames to other hardware addresses.
             if !bytes.get(..6).is_some_and(|to| to[0] & 1 == 1 || to == self.capabilities.mac) {
                 continue;
             }
@@ -377,12 +380,11 @@ impl PacketDriver for Dpdk {
             let mut keeper = self.kept.keeper(mbuf);
             sink.take(RxFrame::new(bytes, &mut keeper));
             if keeper.lent {
-                // Freeing no buffer is nothing.
+                // A null pointer is ignored when freeing.
                 self.received[at] = ptr::null_mut();
             }
         }
-        // SAFETY: these buffers were received, and nobody has them any more but those that were kept, in whose places
-        // is nothing.
+        // SAFETY: these buffers were received and are no longer used. Kept ones were replaced by null pointers.
         unsafe { (self.port.shim.give)(self.received.as_mut_ptr(), n as u32) };
         Ok((self.stats.rx_frames - before) as usize)
     }
@@ -407,7 +409,7 @@ impl PacketDriver for Dpdk {
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         eal::enter();
         self.outbox.flush(self.port.id, self.queue);
-        // A time too far away to represent is no limit.
+        // A deadline that can't be represented is no limit.
         let deadline = Instant::now().checked_add(timeout);
         while self.backlog.is_empty() && !self.set_aside() {
             let left = deadline.map_or(NAP, |deadline| deadline.saturating_duration_since(Instant::now()));
@@ -419,7 +421,7 @@ impl PacketDriver for Dpdk {
         Ok(())
     }
 
-    /// No descriptor reports frames: a wait sleeps and checks again.
+    /// No descriptor signals frames, so a wait sleeps and checks again.
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
         eal::enter();
         self.outbox.flush(self.port.id, self.queue);
@@ -440,7 +442,7 @@ impl PacketDriver for Dpdk {
             }
             NeighbourSource::Own(neighbours) => neighbours,
         };
-        // A caller that only resolves does not receive, so the answer would remain in the port.
+        // A caller that only resolves does not receive, so without this the answer would remain in the port.
         self.set_aside();
         let search = lock(neighbours).seek(peer, Instant::now());
         match search {
@@ -472,7 +474,7 @@ impl PacketDriver for Dpdk {
 
     fn stats(&self) -> Stats {
         let mut stats = self.stats;
-        // The port's counters are for all its queues; they are reported once.
+        // The port's counters are for all its queues, so only one queue reports them.
         if self.queue == 0 {
             let (dropped, failed) = self.port.losses();
             stats.rx_dropped += dropped;
@@ -489,7 +491,7 @@ impl Drop for Dpdk {
         self.heads.release();
         self.segments.release();
         for (mut mbuf, _) in self.backlog.drain(..) {
-            // SAFETY: what waits is ours.
+            // SAFETY: frames in the backlog belong to the driver.
             unsafe { (self.port.shim.give)(&raw mut mbuf, 1) };
         }
     }
@@ -497,7 +499,7 @@ impl Drop for Dpdk {
 
 /// Ethernet header and one 802.1Q tag, which the MTU does not count.
 const FRAME_OVERHEAD: usize = 18;
-/// How long a port without interrupts sleeps between two checks.
+/// The sleep between two checks of a port without interrupts.
 const NAP: Duration = Duration::from_micros(50);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

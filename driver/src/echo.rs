@@ -24,7 +24,7 @@ pub enum Echo {
 /// With the kernel's ping socket if `net.ipv4.ping_group_range` allows it, otherwise with a raw socket, which needs CAP_NET_RAW.
 #[derive(Debug)]
 pub struct Pinger {
-    /// Of ICMP, though its type says UDP: that one connects, sends and waits for any datagram socket.
+    /// An ICMP socket. The type is `UdpSocket` because its connect, send and timeouts work on any datagram socket.
     socket: UdpSocket,
     ipv6: bool,
     sequence: u16,
@@ -120,7 +120,7 @@ impl Pinger {
     /// Whether the first `count` bytes of the buffer are the answer to `request`.
     fn answers(&self, request: &[u8], count: usize) -> bool {
         let received = &self.buffer[..count];
-        // A raw IPv4 socket gets the IP header too; no ICMP message of ours begins as one does.
+        // A raw IPv4 socket receives the IP header too; none of our ICMP messages starts with this byte.
         let header_len = match received.first() {
             Some(first) if !self.ipv6 && first >> 4 == 4 => usize::from(first & 15) * 4,
             _ => 0,
@@ -142,7 +142,7 @@ fn create(ipv6: bool, kind: i32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` is a descriptor that nobody else owns.
+    // SAFETY: `fd` is a descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_sums_up() {
+    fn the_checksum_of_a_request_is_correct() {
         // RFC 1071's own example, and a request whose sum is that of all ones.
         assert_eq!(checksum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), !0xddf2);
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");

@@ -259,7 +259,7 @@ pub enum Error {
     },
 }
 
-/// As it reads: `main() -> Result` prints it so.
+/// The same text as `Display`, because `main() -> Result` prints it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

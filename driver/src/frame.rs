@@ -5,8 +5,8 @@ use crate::memory::{Payload, Span, SpanMut};
 
 /// The destination of a burst of received frames. A closure over `&[u8]` is one.
 pub trait FrameSink {
-    /// A frame that follows soon in this burst, to prefetch its data into the cache. It may be only the frame's start, with the
-    /// headers. A driver need not call it.
+    /// Announces a frame that follows soon in this burst, so that its data can be prefetched into the cache. The slice may
+    /// end after the headers. A driver need not call it.
     fn announce(&mut self, frame: &[u8]) {
         let _ = frame;
     }
@@ -117,8 +117,8 @@ impl<F: FnMut(&[u8]) -> bool> FrameSink for FilteredSink<'_, F> {
     }
 }
 
-/// A source in front of another one, which gets every call. `pass` sees each frame to send, and returns whether to send it; a
-/// frame that is not sent is replaced by the next one.
+/// A source in front of another one, which gets every call. `pass` sees each frame to send, and returns whether to send it;
+/// a rejected frame is replaced by the next one.
 pub struct FilteredSource<'a, F> {
     source: &'a mut dyn FrameSource,
     pass: F,

@@ -164,7 +164,7 @@ pub(crate) fn is_kernels(socket: &BoundSocket) -> bool {
     may_be_kernels(socket) && processes_with([socket.inode]).is_empty()
 }
 
-/// Whether it is, if no process has it open.
+/// Whether the socket may be the kernel's, if no process has it open.
 fn may_be_kernels(socket: &BoundSocket) -> bool {
     socket.inode == 0 || (socket.user == 0 && socket.address.is_unspecified() && has_rxe())
 }

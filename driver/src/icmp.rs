@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_says_what_the_message_in_it_says() {
+    fn a_frame_is_parsed_as_the_message_in_it() {
         let peer = IpAddr::from([10, 9, 0, 2]);
         let framed = |ethertype: [u8; 2], packet: &[u8]| [&[2; 12], &ethertype[..], packet].concat();
         let good = framed([0x08, 0x00], &message());
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_names_its_packet_or_counts_for_nothing() {
+    fn a_message_without_its_packet_is_ignored() {
         let good = message();
         let peer = IpAddr::from([10, 9, 0, 2]);
         let refusal = parse_v4(&good, peer).expect("a refusal");

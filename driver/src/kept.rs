@@ -68,8 +68,8 @@ impl<'a> RxFrame<'a> {
     /// others copy the frame.
     ///
     /// # Errors
-    /// The frame itself, when so many are kept as the port [allows](crate::PacketDriver::keeps). Those that have been
-    /// dropped count no more from the next burst on.
+    /// The frame itself, when the port's limit of kept frames ([`keeps`](crate::PacketDriver::keeps)) is reached. Frames
+    /// that have been dropped stop counting at the next burst.
     ///
     /// ```
     /// use ferroce_driver::{KeptFrame, FrameSink, RxFrame};
@@ -103,9 +103,9 @@ impl fmt::Debug for RxFrame<'_> {
     }
 }
 
-/// A received frame that is its holder's until it is dropped, on any thread. Its bytes do not change.
+/// A received frame that is owned by its holder until it is dropped, on any thread. Its bytes do not change.
 ///
-/// It may outlive its port: the memory that it lies in goes with the last of its frames.
+/// It may outlive its port: the memory is freed with its last frame.
 pub struct KeptFrame {
     bytes: KeptBytes,
     token: usize,
@@ -117,7 +117,7 @@ enum KeptBytes {
     Lent(NonNull<[u8]>),
 }
 
-// SAFETY: bytes that nobody writes until `give_back`, which `Home` takes from any thread.
+// SAFETY: the bytes are not written until `give_back`, which `Home` accepts from any thread.
 unsafe impl Send for KeptFrame {}
 // SAFETY: as above; a shared reference only reads.
 unsafe impl Sync for KeptFrame {}
@@ -128,10 +128,10 @@ impl KeptFrame {
         KeptFrame { bytes: KeptBytes::Copied(bytes.into()), token, home }
     }
 
-    /// The frame where it lies.
+    /// The frame in place, without a copy.
     ///
     /// # Safety
-    /// The bytes are valid and nobody writes them until `home` has `token` back, or is dropped.
+    /// The bytes are valid and are not written until `home` gets `token` back, or is dropped.
     pub(crate) unsafe fn lent(bytes: &[u8], token: usize, home: Arc<dyn Home>) -> KeptFrame {
         KeptFrame { bytes: KeptBytes::Lent(NonNull::from(bytes)), token, home }
     }
@@ -143,7 +143,7 @@ impl Deref for KeptFrame {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             KeptBytes::Copied(bytes) => bytes,
-            // SAFETY: valid and not written until `home` has the token back, says who made the value.
+            // SAFETY: valid and not written until `home` gets the token back, as guaranteed by the creator of the value.
             KeptBytes::Lent(bytes) => unsafe { bytes.as_ref() },
         }
     }
@@ -163,21 +163,21 @@ impl fmt::Debug for KeptFrame {
 
 /// How a port keeps the frame that it hands to a sink.
 pub(crate) trait Keeper {
-    /// `None` when no more may be kept.
+    /// Returns `None` when the limit of kept frames is reached.
     fn keep(&mut self, bytes: &[u8]) -> Option<KeptFrame>;
 }
 
-/// Where kept frames come back to.
+/// The owner to which kept frames are returned.
 pub(crate) trait Home: Send + Sync {
-    /// The frame with this token is not needed any more. Each is given back once.
+    /// Returns the frame with this token. Each is returned once.
     fn give_back(&self, token: usize);
 }
 
-/// Keeps copies, for ports whose memory is somebody else's: the peer's, or the next system call's.
+/// Keeps copies, for ports that don't own the frame memory: it belongs to the peer, or is reused by the next system call.
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Arc<Count>);
 
-/// Frames that copying ports keep at once.
+/// The most frames that copying ports keep at once.
 pub(crate) const COPIES_MAX: usize = 256;
 
 #[derive(Debug, Default)]
@@ -185,7 +185,7 @@ struct Count(AtomicUsize);
 
 impl Keeper for Copies {
     fn keep(&mut self, bytes: &[u8]) -> Option<KeptFrame> {
-        // Only this adds to it.
+        // Only this code increments it.
         if self.0.0.load(Ordering::Relaxed) >= COPIES_MAX {
             return None;
         }

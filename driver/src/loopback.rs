@@ -345,8 +345,7 @@ pub(crate) fn check_mtu(mtu: u32) -> Result<(), Error> {
     })
 }
 
-/// Takes a lock. A panic while it was held can't have left a queue half changed, so a poisoned lock
-/// is as good as any.
+/// Takes a lock. A panic while it was held can't leave a queue half changed, so a poisoned lock is used like any other.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -56,7 +56,7 @@ mod tests {
     fn the_model_is_that_of_the_first_processor() {
         let cpuinfo = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC\n\nmodel name\t: other\n";
         assert_eq!(model(cpuinfo), Some("AMD EPYC"));
-        // 64-bit Arm has no such line.
+        // 64-bit Arm does not have this line.
         assert_eq!(model("processor\t: 0\nCPU part\t: 0xd0c\n"), None);
         assert_eq!(model("model name\t:\n"), None);
     }

@@ -3,19 +3,19 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-/// Multicast groups of an interface. Kernel sockets are their members, which opens the filter of the
-/// network card and tells the routers (IGMP, MLD); the frames themselves come through the rings.
+/// Multicast groups of an interface. Kernel sockets are their members, which opens the filter of the network card and
+/// notifies the routers (IGMP, MLD); the frames themselves arrive through the rings.
 #[derive(Debug)]
 pub struct Membership {
     interface: u32,
-    /// The interface's first IPv4 address, by which the kernel names it.
+    /// The interface's first IPv4 address, by which the kernel identifies it.
     address: Option<Ipv4Addr>,
     v4: io::Result<UdpSocket>,
     v6: io::Result<UdpSocket>,
 }
 
 impl Membership {
-    /// Of no group yet. The sockets are of the network namespace that the caller is in.
+    /// A member of no group yet. The sockets are in the caller's network namespace.
     pub fn new(interface: u32, addresses: &[IpAddr]) -> Membership {
         let address = addresses.iter().find_map(|address| match address {
             IpAddr::V4(address) => Some(*address),
@@ -29,7 +29,7 @@ impl Membership {
     /// Joins a group.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn join(&self, group: IpAddr) -> io::Result<()> {
         match group {
             IpAddr::V4(group) => opened(&self.v4)?.join_multicast_v4(&group, &self.address()?),
@@ -37,10 +37,10 @@ impl Membership {
         }
     }
 
-    /// Leaves it.
+    /// Leaves a group.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn leave(&self, group: IpAddr) -> io::Result<()> {
         match group {
             IpAddr::V4(group) => opened(&self.v4)?.leave_multicast_v4(&group, &self.address()?),
@@ -53,7 +53,7 @@ impl Membership {
     }
 }
 
-/// A namespace may be without one of the protocols; that matters only to its groups.
+/// A namespace may lack one of the protocols; that only affects its groups.
 fn opened(socket: &io::Result<UdpSocket>) -> io::Result<&UdpSocket> {
     socket.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))
 }

@@ -69,7 +69,7 @@ enum Block {
     Device(Arc<dyn gpu::Block>),
 }
 
-/// Who may access memory.
+/// The possible users of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -77,13 +77,13 @@ pub enum MemoryKind {
     Owned,
     /// All holders of its handles, at the same time.
     Shared,
-    /// Anybody.
+    /// Anything that has the pointer.
     Foreign,
     /// A GPU. The CPU does not access it.
     Device,
 }
 
-/// Why an access to memory failed.
+/// The reason why an access to memory failed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -112,7 +112,7 @@ pub enum MemoryError {
     Range {
         /// The first byte.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         len: usize,
         /// The length of the block.
         length: usize,
@@ -134,16 +134,16 @@ pub enum MemoryError {
     },
 }
 
-/// As it reads: `main() -> Result` prints it so.
+/// Like [`Display`](fmt::Display), because `main() -> Result` prints errors with this.
 impl fmt::Debug for MemoryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-// SAFETY: `&self` reads, and writes only what is shared, by atomics; `&mut self` writes. Bytes of owned memory are
-// reached through this value alone, and slices borrow it; those of shared and foreign memory by copies of raw
-// pointers and by atomics alone. So it moves between and is shared by threads as a `Box<[u8]>` is.
+// SAFETY: `&self` reads, and writes only shared memory, by atomics; `&mut self` writes. Bytes of owned memory are
+// accessed only through this value, and slices borrow it. Bytes of shared and foreign memory are accessed only by
+// copies through raw pointers and by atomics. So it may be moved between threads and shared by them like a `Box<[u8]>`.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -153,7 +153,7 @@ impl Memory {
     /// happen in the poll loop.
     ///
     /// # Errors
-    /// The error of `mmap`, mostly `ENOMEM`.
+    /// The error of `mmap`, usually `ENOMEM`.
     pub fn zeroed(len: usize) -> io::Result<Memory> {
         Memory::mapped(len, MemoryKind::Owned)
     }
@@ -164,7 +164,7 @@ impl Memory {
     /// As [`Memory::zeroed`].
     pub fn copy_of(bytes: &[u8]) -> io::Result<Memory> {
         let memory = Memory::zeroed(bytes.len())?;
-        // SAFETY: the mapping has as many bytes, and nobody else knows of it.
+        // SAFETY: the mapping has as many bytes, and is not used elsewhere yet.
         unsafe { copy_in(memory.base, bytes) };
         Ok(memory)
     }
@@ -182,8 +182,8 @@ impl Memory {
     ///
     /// # Safety
     /// The `len` bytes at `base` must be initialised and valid for reads and writes until `owner` is dropped. Others
-    /// may read and write them at any time, by atomics, or as a device does; a program that polls on them keeps this
-    /// contract. Nobody may have a Rust reference to them that is not of atomics.
+    /// may read and write them at any time, by atomics or like a device; a program that polls on them keeps this
+    /// contract. There must be no Rust references to them except to atomics.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Memory {
         let block = Block::Foreign { _owner: Arc::new(owner) };
         Memory { base, len, reach: len, block: Arc::new(Handle { kind: MemoryKind::Foreign, block }) }
@@ -213,7 +213,7 @@ impl Memory {
         self.block.kind
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.len
@@ -236,8 +236,8 @@ impl Memory {
     /// [`MemoryError::NoSlices`], except for owned memory.
     pub fn bytes(&self) -> Result<&[u8], MemoryError> {
         self.check_slices()?;
-        // SAFETY: `len` initialised bytes for the life of `self` (the mapping); it is owned, so that writes need
-        // `&mut self`.
+        // SAFETY: `len` initialised bytes that are valid as long as `self` (the mapping). The memory is owned, so
+        // writes need `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) })
     }
 
@@ -258,7 +258,7 @@ impl Memory {
         }
     }
 
-    /// Copies the bytes from `offset` on to `to`. With concurrent writes, some are old and some are new.
+    /// Copies the bytes at `offset` to `to`. With concurrent writes, some are old and some are new.
     ///
     /// # Errors
     /// [`MemoryError::Range`].
@@ -270,8 +270,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `from` to the bytes from `offset` on. The last bytes are stored last, with release: a reader that waits for them
-    /// with an acquire load sees all bytes.
+    /// Copies `from` to the bytes at `offset`. The last bytes are stored last, with release: a reader that waits for
+    /// them with an acquire load sees all bytes.
     ///
     /// # Errors
     /// [`MemoryError::Range`].
@@ -284,13 +284,13 @@ impl Memory {
     #[inline(always)]
     pub fn write_by_cpu(&mut self, offset: u64, from: &[u8]) -> bool {
         let Some(to) = self.place(offset, from.len()) else { return false };
-        // SAFETY: so many bytes of the block. If it is owned, `&mut self` says that nobody else reaches it; if it
-        // is not, nobody has a reference to it but of atomics.
+        // SAFETY: `to` has this many bytes in the block. If the memory is owned, `&mut self` excludes other accesses.
+        // Otherwise there are no references to it except to atomics.
         unsafe { copy_in(to, from) };
         true
     }
 
-    /// The word at `offset`, in this machine's byte order, with acquire.
+    /// The word at `offset`, in native byte order, with acquire.
     ///
     /// # Errors
     /// [`MemoryError::Range`]; [`MemoryError::Alignment`], except for owned memory.
@@ -301,7 +301,7 @@ impl Memory {
         }
     }
 
-    /// Stores the word at `offset`, in this machine's byte order, with release.
+    /// Stores the word at `offset`, in native byte order, with release.
     ///
     /// # Errors
     /// As [`load_u64`](Memory::load_u64).
@@ -313,7 +313,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Stores `new` at `offset` if `expected` is there; returns the previous value.
+    /// Stores `new` at `offset` if the value there is `expected`; returns the previous value.
     ///
     /// # Errors
     /// As [`load_u64`](Memory::load_u64); [`MemoryError::NoAtomics`] for device memory.
@@ -340,7 +340,7 @@ impl Memory {
         }
     }
 
-    /// In owned memory a word may be misaligned: there is no concurrent access. In device memory it is copied.
+    /// In owned memory a word may be misaligned, because there is no concurrent access. In device memory it is copied.
     #[cold]
     fn plain_word(&self, offset: u64, error: MemoryError) -> Result<u64, MemoryError> {
         self.check_plain(error)?;
@@ -370,7 +370,7 @@ impl Memory {
         Ok(found)
     }
 
-    /// Whether a word that is none of atomics may be copied.
+    /// Checks that a word which can't be accessed by atomics may be copied.
     fn check_plain(&self, error: MemoryError) -> Result<(), MemoryError> {
         match (&error, self.kind()) {
             (MemoryError::Alignment { .. }, MemoryKind::Owned) | (MemoryError::NoAtomics, _) => Ok(()),
@@ -378,7 +378,7 @@ impl Memory {
         }
     }
 
-    /// The words from the start on, as atomics: for a table that peers READ while the application writes it.
+    /// The words of the block as atomics: for a table that peers READ while the application writes it.
     ///
     /// # Errors
     /// [`MemoryError::NotShared`] for owned memory, whose bytes may be borrowed as slices; [`MemoryError::NoAtomics`] for device
@@ -392,8 +392,8 @@ impl Memory {
         if !self.is_aligned(0) {
             return Err(MemoryError::Alignment { offset: 0 });
         }
-        // SAFETY: so many initialised words for the life of `self`, aligned as was just seen; it is not owned, so
-        // nobody has a reference to them but of atomics.
+        // SAFETY: this many initialised words, aligned as checked, are valid as long as `self`. The memory is not
+        // owned, so there are no references to it except to atomics.
         Ok(unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / 8) })
     }
 
@@ -401,7 +401,7 @@ impl Memory {
     #[inline(always)]
     pub fn span(&self, offset: u64, len: usize) -> Option<Span<'_>> {
         let base = self.place(offset, len)?;
-        // SAFETY: bytes of the block, which lives as long as `self`. If it is owned nobody writes them while `self`
+        // SAFETY: bytes of the block, which exists as long as `self`. If it is owned, they are not written while `self`
         // is borrowed.
         Some(unsafe { Span::new(base, len) })
     }
@@ -418,7 +418,7 @@ impl Memory {
         if offset > self.reach || len > self.reach - offset {
             return None;
         }
-        // SAFETY: inside the block or at its end, as was just seen.
+        // SAFETY: inside the block or at its end, as checked.
         Some(unsafe { self.base.add(offset) })
     }
 
@@ -432,8 +432,8 @@ impl Memory {
         if !self.is_aligned(offset) {
             return Err(MemoryError::Alignment { offset });
         }
-        // SAFETY: eight initialised bytes, aligned, for the life of `self`. Of owned memory it is a word that nobody
-        // writes while `self` is borrowed, unless by `&mut self`; of other memory nobody has a reference but of atomics.
+        // SAFETY: eight initialised bytes, aligned, valid as long as `self`. In owned memory the word is written only
+        // through `&mut self`. To other memory there are no references except to atomics.
         Ok(unsafe { AtomicU64::from_ptr(place.as_ptr().cast()) })
     }
 

@@ -330,7 +330,7 @@ fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]))
 }
 
-/// RFC 2464 7.
+/// RFC 2464 section 7.
 fn group_mac(group: Ipv6Addr) -> [u8; 6] {
     let [.., a, b, c, d] = group.octets();
     [0x33, 0x33, a, b, c, d]
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hosts_find_each_other() {
+    fn two_hosts_resolve_each_other() {
         for peer in [address("10.0.0.2"), address("fd00::2")] {
             let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
             let question = ask(&mut a, peer);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_answers_for_others_or_beyond_the_link() {
+    fn requests_for_other_hosts_or_links_are_not_answered() {
         let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
         let question = ask(&mut a, address("10.0.0.3"));
         assert!(b.receive(&question, now).is_none());
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_nobody_asked_for_is_not_believed() {
+    fn unsolicited_answers_are_ignored() {
         for peer in [address("10.0.0.2"), address("fd00::2")] {
             let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
             let question = ask(&mut a, peer);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_is_asked_four_times_and_is_silent_then() {
+    fn resolution_fails_after_four_requests() {
         let (mut a, start, peer) = (host(A, 1), Instant::now(), address("10.0.0.9"));
         let mut questions = 0;
         for ms in (0..).step_by(100) {
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_of_neighbour_discovery_is_noticed() {
+    fn corrupted_neighbour_discovery_is_ignored() {
         let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
         let question = ask(&mut a, address("fd00::2"));
         for at in [21, 22, 54, 56, 62, question.len() - 1] {
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicate_address_detection_is_told_to_all() {
+    fn duplicate_address_detection_is_answered_by_multicast() {
         let (a, mut b) = (host(A, 1), host(B, 2));
         let Ok(IpAddr::V6(wanted)) = "fd00::2".parse() else { unreachable!() };
         let group = solicited_node(wanted);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_keeps_the_youngest() {
+    fn the_table_keeps_the_newest_entries() {
         let (mut a, start) = (Neighbours::new(A, vec![(address("10.0.0.1"), 8)]), Instant::now());
         let of = |n: u32| IpAddr::from(Ipv4Addr::from_bits(0x0a01_0000 + n));
         for n in 0..=MOST as u32 {

@@ -1,7 +1,8 @@
 //! Interfaces, routes and neighbours from the kernel's tables (rtnetlink).
 //!
-//! ARP and neighbour discovery are left to the kernel: it answers requests, resolves addresses ([`Netlink::resolve`]), and its
-//! table is read for the results. No call waits for the network: the kernel answers from its tables.
+//! ARP and neighbour discovery are left to the kernel: it answers requests and resolves addresses
+//! ([`Netlink::resolve`]), and its table is read for the results. No call waits for the network: the kernel answers
+//! from its tables.
 
 mod codec;
 mod dcb;
@@ -24,8 +25,8 @@ pub use pause::Pause;
 
 use crate::{Error, NextHop};
 
-/// A connection to the routing tables of one network namespace: that of the thread which opened it, also if another thread uses
-/// it later.
+/// A connection to the routing tables of one network namespace: that of the thread which opened it, even if another
+/// thread uses it later.
 #[derive(Debug)]
 pub struct Netlink {
     socket: NetlinkSocket,
@@ -39,7 +40,7 @@ struct Sought {
     peer: IpAddr,
     next_hop: IpAddr,
     interface: Interface,
-    /// When the resolution counts as failed.
+    /// The time at which the resolution counts as failed.
     until: Instant,
 }
 
@@ -55,9 +56,9 @@ pub struct Interface {
     pub mac: [u8; 6],
     /// Largest IP packet, in bytes.
     pub mtu: u32,
-    /// Set up by the administrator (`ip link set … up`).
+    /// Whether the administrator has set it up (`ip link set … up`).
     pub up: bool,
-    /// The link has a carrier.
+    /// Whether the link has a carrier.
     pub carrier: bool,
     /// Whether it is the loopback interface.
     pub loopback: bool,
@@ -92,9 +93,9 @@ pub struct AttachedXdp {
 /// The mode of an XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpMode {
-    /// In the device's driver, before an skb is made.
+    /// In the device's driver, before an skb is allocated.
     Native,
-    /// In the network stack, on an skb; any interface can do it.
+    /// In the network stack, on an skb; every interface supports it.
     Generic,
     /// On the NIC itself, or several programs at once.
     Other,
@@ -118,8 +119,8 @@ pub struct Route {
 pub enum Neighbour {
     /// The hardware address, recently confirmed or permanent.
     Fresh([u8; 6]),
-    /// The last known hardware address, not recently confirmed. It may be used; the kernel should be notified of the use, so that
-    /// it checks.
+    /// The last known hardware address, not recently confirmed. It may be used, but the kernel should be notified of
+    /// the use, so that it checks the address.
     Stale([u8; 6]),
     /// Resolution is in progress.
     Incomplete,
@@ -129,7 +130,8 @@ pub enum Neighbour {
     Absent,
 }
 
-/// When resolution counts as failed if the kernel does not report it: it sends three requests, a second apart.
+/// The time after which resolution counts as failed if the kernel does not report it: it sends three requests, one per
+/// second.
 const RESOLVE_TIMEOUT: Duration = Duration::from_millis(3500);
 /// After this time without another call, a resolution is abandoned.
 const ABANDONED: Duration = Duration::from_secs(10);
@@ -170,7 +172,7 @@ impl Netlink {
         Ok(list)
     }
 
-    /// The interface of that name.
+    /// The interface with this name.
     ///
     /// # Errors
     /// [`Error::NoInterface`], [`Error::Os`].
@@ -189,7 +191,7 @@ impl Netlink {
     /// The route to `peer` through `interface`.
     ///
     /// # Errors
-    /// [`Error::NoRoute`] when no route to it leaves through this interface, [`Error::Os`].
+    /// [`Error::NoRoute`] if no route to it leaves through this interface, [`Error::Os`].
     pub fn route(&self, interface: &Interface, peer: IpAddr) -> Result<Route, Error> {
         // If no route is configured through an interface, the kernel assumes that an IPv4 peer is on the link. Only a lookup of
         // the table entry itself shows this.
@@ -212,13 +214,13 @@ impl Netlink {
         }
     }
 
-    /// The destination hardware address of frames for `peer`: the peer's on the same link, the gateway's otherwise, the
-    /// interface's own for its own addresses. Asks the kernel to resolve an unknown address, and checks for the result with each
-    /// further call.
+    /// The destination hardware address of frames for `peer`: the peer's on the same link, the interface's own for its
+    /// own addresses, otherwise the gateway's. Asks the kernel to resolve an unknown address, and checks for the result
+    /// in each further call.
     ///
     /// # Errors
-    /// [`Error::NoRoute`]; [`Error::NoNeighbour`] after the kernel's resolution has failed, after about 3 seconds;
-    /// [`Error::Permission`] if the entry is missing and the process may not have it resolved (CAP_NET_ADMIN).
+    /// [`Error::NoRoute`]; [`Error::NoNeighbour`] if the kernel's resolution has failed, after about 3 seconds;
+    /// [`Error::Permission`] if the entry is missing and the process may not request its resolution (CAP_NET_ADMIN).
     pub fn resolve(&self, interface: &Interface, peer: IpAddr) -> Result<NextHop, Error> {
         if let Some(looked) = self.look_again(interface.index, peer) {
             return looked;
@@ -258,8 +260,8 @@ impl Netlink {
         Err(Error::NoVlan { interface: name.unwrap_or_else(|| format!("interface {port}")), vlan })
     }
 
-    /// The result of [`resolve`](Netlink::resolve) for a peer that was pending; `None` for others. Reads only one entry of the
-    /// neighbour table, no routes or interfaces.
+    /// The result of [`resolve`](Netlink::resolve) for a peer that was pending; `None` for others. Reads only one entry
+    /// of the neighbour table, and no routes or interfaces.
     pub(crate) fn look_again(&self, interface: u32, peer: IpAddr) -> Option<Result<NextHop, Error>> {
         self.look_again_on(|own| own.index == interface, peer)
     }
@@ -285,11 +287,12 @@ impl Netlink {
         Some(looked)
     }
 
-    /// Replaces the XDP program `old` of an interface by `new`, where it is attached without a link
-    /// (`None` stands for no program).
+    /// Replaces the XDP program `old` of an interface by `new`. It must be attached without a link. `None` is no
+    /// program.
     ///
     /// # Errors
-    /// The kernel's error: `EEXIST` if another program than `old` is attached, `EBUSY` if it is attached by a link.
+    /// The kernel's error: `EEXIST` if another program than `old` is attached, `EBUSY` if it is attached through a
+    /// link.
     pub fn replace_xdp(
         &self,
         interface: &Interface,
@@ -347,7 +350,7 @@ impl Interface {
         gid_order(&self.addresses)
     }
 
-    /// Whether an address is the interface's. All of 127.0.0.0/8 is the loopback interface's.
+    /// Whether the interface has this address. The loopback interface has all of 127.0.0.0/8.
     pub fn owns(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|(own, prefix)| match (own, address) {
             (IpAddr::V4(own), IpAddr::V4(address)) if self.loopback => {
@@ -359,7 +362,7 @@ impl Interface {
     }
 }
 
-/// Addresses in the order of a RoCE GID table, as [`Interface::gid_order`] has them.
+/// Addresses in the order of a RoCE GID table, as in [`Interface::gid_order`].
 pub(crate) fn gid_order(addresses: &[(IpAddr, u8)]) -> Vec<IpAddr> {
     let mut list: Vec<_> = addresses.iter().map(|(address, _)| *address).collect();
     list.sort_by_key(|address| match address {
@@ -378,11 +381,10 @@ const IFINFOMSG: usize = 16;
 const IFADDRMSG: usize = 8;
 const RTMSG: usize = 12;
 const NDMSG: usize = 12;
-/// Where `struct rtmsg` says what kind of route it is.
+/// The offset of the route type in `struct rtmsg`.
 const RTM_TYPE: usize = 7;
 
-// Attribute types and flags that libc does not have (linux/if_link.h, linux/neighbour.h,
-// linux/rtnetlink.h).
+// Attribute types and flags that are not in libc (linux/if_link.h, linux/neighbour.h, linux/rtnetlink.h).
 /// The first attribute of a VLAN's data (linux/if_link.h).
 const IFLA_VLAN_ID: u16 = 1;
 const IFLA_XDP: u16 = 43;
@@ -453,7 +455,7 @@ fn parse_link(payload: &[u8]) -> Option<Interface> {
     Some(interface)
 }
 
-/// Of what a VLAN's interface says of its link.
+/// The VLAN in the link information of a VLAN interface.
 fn vlan_of(link: &[u8]) -> Option<u16> {
     let of = |list, wanted| attributes(list).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     let id = of(of(link, libc::IFLA_INFO_DATA)?, IFLA_VLAN_ID)?;
@@ -477,21 +479,21 @@ fn parse_address(payload: &[u8]) -> Option<(u32, IpAddr, u8)> {
     let (mut own, mut other) = (None, None);
     for (kind, value) in attributes(payload.get(IFADDRMSG..)?) {
         match kind {
-            // On a point-to-point link IFA_ADDRESS is the peer's.
+            // On a point-to-point link IFA_ADDRESS is the peer's address.
             libc::IFA_LOCAL => own = address(value),
             libc::IFA_ADDRESS => other = address(value),
             libc::IFA_FLAGS => flags = u32_at(value, 0)?,
             _ => {}
         }
     }
-    // A duplicate of somebody else's address.
+    // A duplicate of another host's address.
     if flags & libc::IFA_F_DADFAILED != 0 {
         return None;
     }
     Some((u32_at(payload, 4)?, own.or(other)?, prefix))
 }
 
-/// None to a broadcast address, which is no peer's.
+/// Returns `None` for a broadcast address, which no peer has.
 fn parse_route(payload: &[u8]) -> Option<Route> {
     if payload.get(RTM_TYPE) == Some(&libc::RTN_BROADCAST) {
         return None;
@@ -500,7 +502,7 @@ fn parse_route(payload: &[u8]) -> Option<Route> {
     for (kind, value) in attributes(payload.get(RTMSG..).unwrap_or_default()) {
         match kind {
             libc::RTA_GATEWAY => route.gateway = address(value),
-            // A gateway of the other family: `struct rtvia`, the family before the address.
+            // A gateway of the other address family: `struct rtvia`, with the family before the address.
             libc::RTA_VIA => route.gateway = value.get(2..).and_then(address),
             libc::RTA_PREFSRC => route.source = address(value),
             libc::RTA_METRICS => {
@@ -526,7 +528,7 @@ fn parse_neighbour(payload: &[u8]) -> Neighbour {
     }
 }
 
-/// Why the kernel does not look for a neighbour.
+/// Why the kernel does not resolve a neighbour.
 fn not_touched(interface: &Interface, address: IpAddr, source: io::Error) -> Error {
     const WHAT: &str = "asking the kernel to resolve a neighbour";
     match (source.raw_os_error(), address) {
@@ -536,7 +538,7 @@ fn not_touched(interface: &Interface, address: IpAddr, source: io::Error) -> Err
             capability: "CAP_NET_ADMIN",
             cure: format!("run as root, or let the kernel resolve {address} first (ping it)"),
         },
-        // The table has no room, and of all namespaces there is one.
+        // The table is full. All namespaces share it.
         (Some(libc::ENOBUFS), IpAddr::V4(_)) => os_error(
             "asking the kernel to resolve a neighbour (its table is full: raise net.ipv4.neigh.default.gc_thresh3)",
             &interface.name,

@@ -39,7 +39,7 @@ impl Refusal {
     /// The most errors that a port keeps until they are read.
     pub(crate) const KEPT_MAX: usize = 64;
 
-    /// For another process of this host.
+    /// To be sent to another process of this host.
     pub(crate) fn to_bytes(self) -> [u8; Refusal::BYTES] {
         let mut bytes = [0; Refusal::BYTES];
         bytes[..16].copy_from_slice(&octets(self.peer));
@@ -83,12 +83,13 @@ pub enum RefusalReason {
     Host,
     /// Nothing has the UDP port.
     Port,
-    /// A filter rejected it.
+    /// A firewall rejected it.
     Prohibited,
 }
 
 impl RefusalReason {
-    /// From the code of an ICMP Destination Unreachable message; `None` for those that are no refusal, such as packet too long.
+    /// From the code of an ICMP Destination Unreachable message; `None` for codes that are not a refusal, such as packet
+    /// too long.
     pub fn of_icmp(code: u8) -> Option<RefusalReason> {
         match code {
             0 | 6 | 11 => Some(RefusalReason::Network),

@@ -171,7 +171,7 @@ struct Capture {
     /// The engine's time and the wall clock's at the first burst.
     start: Option<(Nanos, Duration)>,
     flushed: Nanos,
-    /// Broken once it has failed.
+    /// Holds the reason once writing has failed.
     recording: Recording,
     unrecorded: u64,
 }
@@ -237,7 +237,7 @@ impl Capture {
         }
     }
 
-    /// Flushes when it is time to.
+    /// Flushes the file if a second has passed.
     fn tick(&mut self, now: Nanos) {
         if now.since(self.flushed) >= FLUSH_INTERVAL {
             self.flushed = now;

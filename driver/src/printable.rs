@@ -1,9 +1,9 @@
-//! What may be shown of a text that somebody else has chosen.
+//! The characters of untrusted text that may be shown.
 
-/// Whether a character does something on a terminal but stand in its place: controls (C0 and C1), marks and overrides
-/// of the direction of text, line and paragraph separators, and format characters without a width.
+/// Whether a character does more on a terminal than fill its cell: controls (C0 and C1), marks and overrides of the direction of
+/// text, line and paragraph separators, and format characters without a width.
 ///
-/// For the crates above, which show texts of others by the same rule.
+/// Public because the crates that use this one show untrusted text by the same rule.
 pub fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'

@@ -25,10 +25,10 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Without a port yet: the first port that is armed remains its port.
+    /// Without a port. The first port that is armed remains its port.
     ///
     /// # Errors
-    /// The kernel's, when this process may open no more descriptors.
+    /// The kernel's error, when this process may open no more descriptors.
     pub fn new() -> io::Result<Readiness> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
@@ -40,7 +40,7 @@ impl Readiness {
     /// Becomes readable with `port`, and after `quiet` at the latest (`None`: never). Returns whether to wait: not if the port is
     /// ready or the time has passed already.
     ///
-    /// # Errors
+    /// The kernel's error.
     /// The kernel's.
     pub fn arm(&mut self, port: Armed<'_>, quiet: Option<Duration>) -> io::Result<bool> {
         if let Some(fd) = port.fd
@@ -61,7 +61,7 @@ impl Readiness {
     /// Clears the time set by [`arm`](Readiness::arm).
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn disarm(&mut self) -> io::Result<()> {
         self.set_timer(None)
     }

@@ -1,8 +1,8 @@
 //! RNICs: RoCE cards, and rdma_rxe, through libibverbs.
 //!
-//! The library is loaded on demand: a build does not need it, and [`Verbs::load`] fails if it is absent. This module has nothing
-//! of the protocol: it creates, uses and destroys objects, with the numbers of the verbs, and an error names the call that
-//! failed. Each object keeps the objects that it depends on, so they may be dropped in any order.
+//! The library is loaded on demand: a build does not need it, and [`Verbs::load`] fails if it is absent. This module
+//! contains nothing of the protocol. It creates, uses and destroys objects, with the numbers of the verbs, and an error
+//! names the call that failed. Each object keeps the objects that it depends on, so they may be dropped in any order.
 //!
 //! ```
 //! use ferroce_driver::rnic::Verbs;

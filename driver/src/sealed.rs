@@ -1,11 +1,10 @@
-//! Memory that processes share: a file without a name (memfd), passed on as a descriptor. It is the memory of the table
-//! of services (`slots/table.rs`), of the rings of frames (`shm/ring.rs`), of segments (`segment.rs`) and of the
-//! benchmarks' ring (`shared.rs`).
+//! Memory that processes share: a memfd, passed on as a descriptor. It holds the table of services (`slots/table.rs`), the
+//! rings of frames (`shm/ring.rs`), segments (`segment.rs`) and the benchmarks' ring (`shared.rs`).
 //!
-//! The processes need not trust each other. The file is sealed against a change of its size, so no access ends with
-//! SIGBUS. It is on tmpfs only: there a hole that another process punches reads as zeros, while in a file of huge pages
-//! it is a SIGBUS. The memory is accessed by atomics and raw copies only: there is never a reference to plain bytes
-//! that another process may write at any time.
+//! The processes need not trust each other. The file's size is sealed, so no access ends with SIGBUS. Only files on tmpfs
+//! are accepted: a hole that another process punches there reads as zeros, but in a file of huge pages it causes SIGBUS.
+//! The memory is only accessed by atomics and raw copies: there are no references to plain bytes that another process may
+//! write at any time.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +17,7 @@ use crate::memory::SpanMut;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, memfd_create};
 use rustix::process::{Resource, getrlimit};
 
-/// A mapping of a file with these is as long as it was for ever.
+/// The seals that keep the length of a mapping constant.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// Memory that other processes may read and write at any time.
@@ -28,24 +27,24 @@ pub(crate) struct SealedMemory {
     length: usize,
 }
 
-// SAFETY: the mapping belongs to the value, and is reached by atomics and copies alone.
+// SAFETY: the value owns the mapping, which is only accessed by atomics and copies.
 unsafe impl Send for SealedMemory {}
-// SAFETY: as above; copies may race with each other, which spoils values that nobody relies on.
+// SAFETY: as above; copies may race with each other, which affects only values that are not relied on.
 unsafe impl Sync for SealedMemory {}
 
-/// Bytes that a file of this process may have. Whoever writes more is killed without a word (SIGXFSZ).
+/// The file size limit of this process. A write beyond it kills the process with SIGXFSZ.
 pub(crate) fn file_size_max() -> u64 {
     getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 impl SealedMemory {
-    /// New memory of `length` bytes, all zeros, and what other processes open it by. Its pages are made now rather than when
-    /// they are first used.
+    /// Creates zeroed memory of `length` bytes, and returns it with the descriptor for other processes. All pages are
+    /// allocated now.
     pub(crate) fn create(name: &str, length: usize) -> Result<(SealedMemory, OwnedFd), SealedError> {
         SealedMemory::make(name, length, libc::MAP_POPULATE)
     }
 
-    /// The same, with pages that are made when they are first used.
+    /// As [`create`](SealedMemory::create), but pages are allocated on first access.
     pub(crate) fn create_sparse(name: &str, length: usize) -> Result<(SealedMemory, OwnedFd), SealedError> {
         SealedMemory::make(name, length, 0)
     }
@@ -63,8 +62,8 @@ impl SealedMemory {
         Ok((SealedMemory::map(file.as_fd(), length, flags)?, file.into()))
     }
 
-    /// Memory that another process has made, if it is of a length in `lengths`. Pages that its maker has left out are made one
-    /// by one, as they are needed.
+    /// Opens another process's memory if its length is in `lengths`. Pages that its creator did not allocate are allocated
+    /// on first access.
     pub(crate) fn open(file: &OwnedFd, lengths: RangeInclusive<usize>) -> Result<SealedMemory, SealedError> {
         match fcntl_get_seals(file) {
             Ok(seals) if seals.contains(SEALS) => {}
@@ -75,7 +74,7 @@ impl SealedMemory {
         if kind != libc::TMPFS_MAGIC {
             return Err(SealedError::NotTmpfs { kind: kind as u64 });
         }
-        // From here on it does not change.
+        // From here on the length does not change.
         let length = fstat(file).map_err(os("looking at shared memory"))?.st_size;
         match usize::try_from(length) {
             Ok(length) if lengths.contains(&length) => SealedMemory::map(file.as_fd(), length, 0),
@@ -120,47 +119,45 @@ impl SealedMemory {
             offset.is_multiple_of(8) && offset < self.length && self.length - offset >= 8,
             "no word at {offset}"
         );
-        // SAFETY: aligned, for the mapping begins at a page; inside the mapping, which lives as long as `self`; any bytes are a
-        // valid value.
+        // SAFETY: aligned, because the mapping starts at a page; inside the mapping, which lives as long as `self`; any
+        // bytes are a valid value.
         unsafe { self.base.add(offset).cast().as_ref() }
     }
 
     /// Copies `from` to the bytes at `offset`.
     ///
     /// # Panics
-    /// If that is not inside the memory.
+    /// If they are not inside the memory.
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
         let to = self.bytes(offset, from.len());
-        // SAFETY: as many bytes of the mapping as `from` has; they are no memory of Rust's, so nothing
-        // overlaps. That another process may write them meanwhile spoils their value, which nobody here
-        // relies on.
+        // SAFETY: `from.len()` bytes of the mapping, which no Rust reference covers, so they don't overlap `from`. Another
+        // process may write them meanwhile, which affects only values that are not relied on.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) };
     }
 
-    /// The `count` bytes at `offset`, to copy to.
+    /// The `count` bytes at `offset`, as a destination of copies.
     ///
     /// # Panics
     /// If they are not inside the memory.
     #[inline]
     pub(crate) fn span_mut(&self, offset: usize, count: usize) -> SpanMut<'_> {
-        // SAFETY: so many bytes of the mapping, which lives as long as `self`; there is no reference to them.
+        // SAFETY: `count` bytes of the mapping, which lives as long as `self`; there is no reference to them.
         unsafe { SpanMut::new(self.bytes(offset, count), count) }
     }
 
-    /// Copies the bytes at `offset` to `to`. Others may change them meanwhile and afterwards: what is to be checked is the
-    /// copy.
+    /// Copies the bytes at `offset` to `to`. Other processes may change them at any time, so checks must use the copy.
     ///
     /// # Panics
     /// If they are not inside the memory.
     #[inline]
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) {
         let from = self.bytes(offset, to.len());
-        // SAFETY: as in `copy_in`; any bytes will do in `to`.
+        // SAFETY: as in `copy_in`; any bytes are valid in `to`.
         unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *to).cast(), to.len()) };
     }
 
-    /// Has the processor fetch `count` bytes from `offset` on, as far as they are there.
+    /// Prefetches `count` bytes from `offset` on, clipped to the memory.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize, count: usize) {
         for at in (offset..self.length.min(offset + count)).step_by(64) {
@@ -169,7 +166,7 @@ impl SealedMemory {
         }
     }
 
-    /// The first of `count` bytes.
+    /// The address of `count` bytes.
     ///
     /// # Panics
     /// If they are not inside the memory.
@@ -186,11 +183,11 @@ impl SealedMemory {
     }
 }
 
-/// Into the second-level cache: what is fetched is more than the first level has room for beside the rest.
+/// Into the second-level cache: the data would displace too much of the first level.
 #[inline(always)]
 fn prefetch_bytes(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch touches nothing, whatever the address.
+    // SAFETY: a prefetch does not access memory, whatever the address.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
     }
@@ -200,21 +197,21 @@ fn prefetch_bytes(at: *const u8) {
 
 impl Drop for SealedMemory {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mapping, unmapped once.
+        // SAFETY: base and length are those of the mapping, which is unmapped once.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
-/// Why memory was not made or opened.
+/// Why memory could not be created or opened.
 #[derive(Debug)]
 pub(crate) enum SealedError {
     /// The file's size could change while it is mapped.
     Unsealed { found: String },
-    /// The file is of another kind, out of which pages can be taken while it is mapped: huge pages can.
+    /// The file is not on tmpfs, and its pages can be removed while it is mapped, as with huge pages.
     NotTmpfs { kind: u64 },
-    /// It is not as long as what is looked for.
+    /// Its length is not in the expected range.
     Length { length: u64, lengths: RangeInclusive<usize> },
-    /// What the kernel says.
+    /// The kernel's error.
     Os { what: &'static str, source: io::Error },
 }
 
@@ -233,7 +230,7 @@ impl std::fmt::Display for SealedError {
     }
 }
 
-/// What `map_err` takes.
+/// An argument for `map_err`.
 fn os<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> SealedError {
     move |source| SealedError::Os { what, source: source.into() }
 }

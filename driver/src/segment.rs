@@ -1,9 +1,9 @@
-//! Memory that processes of one user on one host share without a packet: a sealed file without a name, which another process
-//! opens by what its maker has told it.
+//! Memory that processes of one user on one host share without packets: a memfd, which another process opens with a ticket
+//! from its creator.
 //!
-//! The maker's `/proc/PID/fd` leads there: the kernel lets processes of the same user that could trace each other open it, and
-//! nobody else. Both must see the same `/proc` (one PID namespace). What it was told a process checks: the seals, the length, and
-//! a number that the maker has drawn, so that no file of a later process is taken for it.
+//! The memfd is opened by its link in the creator's `/proc/PID/fd`: the kernel permits this only to processes of the same
+//! user that could trace each other. Both must see the same `/proc` (one PID namespace). The opening process checks the
+//! seals, the length, and a random number of the creator, so that it does not accept a file of a later process.
 //!
 //! ```
 //! use ferroce_driver::segment::Segment;
@@ -27,46 +27,46 @@ use rustix::fs::{Mode, OFlags, open};
 use crate::Memory;
 use crate::sealed::{SealedError, SealedMemory};
 
-/// What another process opens a segment by. It is of use on this host alone, and as long as the maker has the segment.
+/// A ticket to open a segment. It is valid only on this host, and as long as the creator has the segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "plain numbers, that travel")]
 pub struct Ticket {
-    /// The maker's process id.
+    /// The creator's PID.
     pub pid: u32,
-    /// Its descriptor.
+    /// The creator's descriptor.
     pub fd: u32,
-    /// The PID namespace that the id counts in.
+    /// The PID namespace of `pid`.
     pub namespace: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// What the maker has drawn.
+    /// The creator's random number.
     pub nonce: u64,
 }
 
-/// Why a segment could not be made or opened.
+/// Why a segment could not be created or opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SegmentError {
-    /// Making or mapping it failed, or it is not what was told.
+    /// Creating or mapping it failed, or it does not match the ticket.
     #[error("{0}")]
     Memory(String),
-    /// The maker counts processes otherwise.
+    /// The creator is in another PID namespace.
     #[error("the other process is in another PID namespace")]
     Namespace,
     /// The kernel does not let this process open it.
     #[error("/proc/{pid}/fd/{fd}: {source} (the process must be of this user, and allow to be traced)")]
     Open {
-        /// The maker's process id.
+        /// The creator's PID.
         pid: u32,
-        /// Its descriptor.
+        /// The creator's descriptor.
         fd: u32,
-        /// The system's word.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The process has ended, and another one has its number.
+    /// The process has ended, and another one has its PID.
     #[error("the file of process {pid} is not the announced one")]
     Stranger {
-        /// The process id.
+        /// The PID.
         pid: u32,
     },
 }
@@ -77,23 +77,23 @@ impl From<SealedError> for SegmentError {
     }
 }
 
-/// Memory that processes share. Its words are reached by atomics, the rest by copies: anybody who has it may write it at any
-/// time.
+/// Memory that processes share. Its words are accessed by atomics, the rest by copies: any process that has it may write it
+/// at any time.
 #[derive(Debug)]
 pub struct Segment {
     memory: Arc<SealedMemory>,
-    /// The maker's.
+    /// The descriptor, in the creator only.
     file: Option<OwnedFd>,
     ticket: Ticket,
 }
 
-/// What is in front of the bytes: the nonce, alone in a page.
+/// The length of the header before the bytes: the nonce, alone in a page.
 const HEAD: usize = 4096;
 /// The longest segment.
 const LONGEST: u64 = 1 << 40;
 
 impl Segment {
-    /// New memory of `length` bytes, all zeros.
+    /// Creates `length` bytes, zeroed.
     ///
     /// # Errors
     /// [`SegmentError::Memory`].
@@ -101,8 +101,7 @@ impl Segment {
         Segment::make(length, |whole| SealedMemory::create(NAME, whole))
     }
 
-    /// As [`create`](Segment::create), with pages that are made when they are first used, and under a name that [`find`] finds it
-    /// by.
+    /// As [`create`](Segment::create), but pages are allocated on first access, and [`find`] finds the segment by its name.
     ///
     /// # Errors
     /// [`SegmentError::Memory`].
@@ -133,10 +132,10 @@ impl Segment {
         Ok(Segment { memory: Arc::new(memory), file: Some(file), ticket })
     }
 
-    /// Another process's segment.
+    /// Opens another process's segment.
     ///
     /// # Errors
-    /// [`SegmentError`]. Nothing of the ticket is believed.
+    /// [`SegmentError`]. All fields of the ticket are checked.
     pub fn open(ticket: &Ticket) -> Result<Segment, SegmentError> {
         let Ticket { pid, fd, .. } = *ticket;
         if ticket.length > LONGEST - HEAD as u64 {
@@ -156,22 +155,22 @@ impl Segment {
         Ok(Segment { memory: Arc::new(memory), file: None, ticket: *ticket })
     }
 
-    /// What others open it by.
+    /// The ticket with which others open it.
     pub fn ticket(&self) -> Ticket {
         self.ticket
     }
 
-    /// Whether it is this value that others open.
+    /// Whether this is the creator's value.
     pub fn is_makers(&self) -> bool {
         self.file.is_some()
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.memory.len() - HEAD
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -188,18 +187,18 @@ impl Segment {
     /// All bytes, as memory that can be registered. It stays valid without this value.
     pub fn memory(&self) -> Memory {
         let base = self.memory.start(HEAD, self.len());
-        // SAFETY: so many bytes of the mapping, initialised, which lives as long as the owner. Others may read and write them at
-        // any time; nobody has a reference to them but of atomics.
+        // SAFETY: initialised bytes of the mapping, which lives as long as the owner. Other processes may read and write
+        // them at any time; the only references to them are atomics.
         unsafe { Memory::from_raw(base, self.len(), self.memory.clone()) }
     }
 }
 
-/// What files of [`Segment::create`] are called.
+/// The name of files of [`Segment::create`].
 const NAME: &str = "ferroce-segment";
 
-/// Opens memory that a process has as a file; `None` if the file is of another kind, or its name does not begin so.
+/// Opens a process's memfd; `None` if the file is of another kind, or its name does not start with `name`.
 fn open_memory((pid, fd): (u32, u32), flags: OFlags, name: &str) -> io::Result<Option<OwnedFd>> {
-    // What it is is looked at first: to open a file of another kind may wait for somebody, such as a file system's server.
+    // The link is checked first, because opening a file of another kind may block, for example on a FUSE server.
     let path = format!("/proc/{pid}/fd/{fd}");
     let found = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
@@ -208,26 +207,26 @@ fn open_memory((pid, fd): (u32, u32), flags: OFlags, name: &str) -> io::Result<O
     Ok(is_memory.transpose()?)
 }
 
-/// Whether it is the link to a file in memory whose name begins so.
+/// Whether it is the link of a memfd whose name starts with `name`.
 fn is_named(link: &Path, name: &str) -> bool {
     let link = link.as_os_str().as_encoded_bytes();
     link.strip_prefix(b"/memfd:").is_some_and(|rest| rest.starts_with(name.as_bytes()))
 }
 
-/// A segment of a running process, which need not answer: it may be stopped, or hang.
+/// A segment of a running process, which may be stopped or hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Found {
-    /// The process.
+    /// The PID.
     pub pid: u32,
-    /// Its descriptor.
+    /// The descriptor.
     pub fd: u32,
 }
 
-/// Files of a process that are looked at, at most.
+/// The most descriptors examined per process.
 const FILES_MAX: usize = 1 << 16;
 
-/// The segments of this name, of all processes that this one may look into: those of the same user, or of all for root.
+/// The segments of this name in all processes that this one may inspect: those of the same user, or all for root.
 pub fn find(name: &str) -> Vec<Found> {
     let number = |entry: &DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
     let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
@@ -246,10 +245,10 @@ pub fn find(name: &str) -> Vec<Found> {
 }
 
 impl Found {
-    /// The bytes that it has now, `most` of them at most. They may be written at the same time.
+    /// Reads the current contents, at most `most` bytes. They may be written at the same time.
     ///
     /// # Errors
-    /// Those of the system; [`ErrorKind::NotFound`] if the process has ended, or it is another file by now.
+    /// The kernel's error; [`ErrorKind::NotFound`] if the process has ended, or the descriptor is of another file now.
     pub fn read(&self, name: &str, most: usize) -> io::Result<Vec<u8>> {
         let Found { pid, fd } = *self;
         let file = open_memory((pid, fd), OFlags::RDONLY, name)?;
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_told_is_refused() {
+    fn a_wrong_ticket_is_refused() {
         let own = Segment::create(100).unwrap();
         let ticket = own.ticket();
         assert!(Segment::open(&ticket).is_ok());
@@ -315,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn both_see_what_the_other_writes_and_memory_outlives_the_segment() {
+    fn writes_are_shared_and_memory_outlives_the_segment() {
         let own = Segment::create(64).unwrap();
         let there = Segment::open(&own.ticket()).unwrap();
         let mut memory = own.memory();

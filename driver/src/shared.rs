@@ -1,9 +1,9 @@
-//! A ring of slots in memory that two processes share. No wire is involved, so it is the ceiling of what two cores can
-//! pass to each other. The benchmarks measure drivers against it.
+//! A ring of slots in memory that two processes share. No wire is involved, so it is the upper limit for the transfer
+//! between two cores. The benchmarks measure drivers against it.
 //!
-//! The two ends need not trust each other. The memory is a sealed file without a name, which is passed to the other
-//! process as a descriptor, and slots are accessed by copies only. Sizes are checked once, when a ring is opened, and
-//! kept. An index of the other end is read once for each decision, and refused if it is invalid.
+//! The two ends need not trust each other. The memory is a sealed file without a name, whose descriptor is passed to
+//! the other process, and slots are accessed by copies only. Sizes are checked once, when a ring is opened, and kept.
+//! An index of the other end is read once for each decision, and refused if it is invalid.
 
 mod memory;
 #[cfg(test)]
@@ -50,8 +50,8 @@ impl Producer {
         memory::send(stream, self.as_fd())
     }
 
-    /// The number of free slots: that of the last check, if it is at least `wanted`. Waiting for many at once disturbs the
-    /// consumer less.
+    /// The number of free slots. The result of the last check is returned if it is at least `wanted`. Waiting for many
+    /// at once disturbs the consumer less.
     ///
     /// # Errors
     /// [`RingError::Corrupt`] if the consumer has released slots that were never published.
@@ -73,7 +73,7 @@ impl Producer {
         Ok((slots - self.tail.wrapping_sub(self.head)) as usize)
     }
 
-    /// Lets `fill` write up to `most` free slots and publishes them together. Returns how many.
+    /// Lets `fill` write up to `most` free slots and publishes them together. Returns their number.
     ///
     /// # Errors
     /// As [`free`](Producer::free).
@@ -124,7 +124,7 @@ impl Consumer {
     /// The number of full slots; as [`Producer::free`].
     ///
     /// # Errors
-    /// [`RingError::Corrupt`] if the producer has published more than there are slots, or fewer than before.
+    /// [`RingError::Corrupt`] if the producer has published more slots than exist, or fewer than before.
     pub fn full(&mut self, wanted: usize) -> Result<usize, RingError> {
         if self.tail.wrapping_sub(self.head) < wanted as u64 {
             let tail = self.ring.tail().load(Ordering::Acquire);
@@ -137,7 +137,7 @@ impl Consumer {
         Ok(self.tail.wrapping_sub(self.head) as usize)
     }
 
-    /// Lets `empty` read up to `most` full slots and releases them together. Returns how many.
+    /// Lets `empty` read up to `most` full slots and releases them together. Returns their number.
     ///
     /// # Errors
     /// As [`full`](Consumer::full).
@@ -162,10 +162,10 @@ pub struct VacantSlot<'a> {
 }
 
 impl VacantSlot<'_> {
-    /// Copies `from` to the bytes from `offset` on.
+    /// Copies `from` to the bytes at `offset`.
     ///
     /// # Panics
-    /// If that is not inside the slot.
+    /// If the range is not inside the slot.
     pub fn write(&mut self, offset: usize, from: &[u8]) {
         self.ring.copy_in(self.index, offset, from);
     }
@@ -179,10 +179,11 @@ pub struct FullSlot<'a> {
 }
 
 impl FullSlot<'_> {
-    /// Copies the bytes from `offset` on to `to`. A hostile producer may change them meanwhile and afterwards: check the copy.
+    /// Copies the bytes at `offset` to `to`. A hostile producer may change them meanwhile and afterwards: check the
+    /// copy.
     ///
     /// # Panics
-    /// If they are not inside the slot.
+    /// If the range is not inside the slot.
     pub fn read(&self, offset: usize, to: &mut [u8]) {
         self.ring.copy_out(self.index, offset, to);
     }

@@ -1,10 +1,10 @@
 //! Shared memory between processes of one user on this host: no wire, no kernel.
 //!
-//! [`Shm`] joins a switch by its name. A process takes a slot of the switch, as on an address that processes share, and sends to
-//! each other process through a ring in memory that both have mapped. A frame is written into the ring, its payload directly from
-//! registered memory. The other end copies the frame before it parses it, so the ring may contain anything at any time: the
-//! processes need not trust each other. A process with nothing to do sleeps and is woken by its bell. The bell is a socket,
-//! because a context may wait for other descriptors too, and a futex is not one.
+//! [`Shm`] joins a switch by its name. A process takes a slot of the switch, as on an address that processes share, and
+//! sends to each other process through a ring in memory that both have mapped. A frame is written into the ring, its
+//! payload directly from registered memory. The receiver copies the frame before it parses it, so the ring may contain
+//! anything at any time: the processes need not trust each other. A process with nothing to do sleeps and is woken by
+//! its bell. The bell is a socket, because a context may also wait for other descriptors, and a futex has none.
 //!
 //! - `ring.rs`: one ring
 //! - `links.rs`: all rings of a context
@@ -12,7 +12,7 @@
 //! - `meeting.rs`: how two contexts set up a ring
 //! - `bell.rs`: waking a sleeping context
 //!
-//! `udp/neighbours.rs` uses them instead of the UDP socket, `af_xdp/sharing.rs` for those of an AF_XDP port.
+//! `udp/neighbours.rs` uses them instead of the UDP socket, `af_xdp/sharing.rs` for an AF_XDP port.
 //! docs/decisions/12-neighbours.md has the reasons.
 
 #[cfg(any(test, fuzzing))]
@@ -44,9 +44,9 @@ use crate::{
 use links::Links;
 use route::Neighbour;
 
-/// The address of every switch: processes differ in their queue pair numbers.
+/// The address of every switch. Processes differ in their queue pair numbers.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Holds a path MTU of 4096.
+/// Enough for a path MTU of 4096.
 const MTU: u32 = 4200;
 /// The most frames of a burst sent as mail.
 const POSTS_MAX: usize = 64;
@@ -55,13 +55,13 @@ const MAIL_MAX: usize = 64;
 /// The longest name of a switch. Short enough for the path of a socket.
 const NAME_MAX: usize = 56;
 
-/// Whether shared memory is used to processes of this host, instead of the kernel's UDP.
+/// Whether shared memory is used between processes of this host, instead of the kernel's UDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SharedMemory {
     /// If both ends enable it.
     #[default]
     On,
-    /// If both ends enable it, and without the ICRC if both ends choose this: there is no wire that could change a bit.
+    /// If both ends enable it. Frames have no ICRC if both ends choose this, because no wire can corrupt them.
     WithoutIcrc,
     /// No: the kernel's UDP is used.
     Off,
@@ -143,7 +143,7 @@ impl Shm {
         })
     }
 
-    /// Sends a frame for which there is no ring: the first ones to a process, and those for QP1.
+    /// Sends a frame for which there is no ring: the first frames to a process, and those to QP1.
     #[cold]
     fn post(slot: &Slot, stats: &mut Stats, frame: &[u8]) {
         const HEADERS: usize = 28;
@@ -162,7 +162,7 @@ impl Shm {
         }
     }
 
-    /// A burst receives only this much of the mail, but the bell has rung for all of it.
+    /// Whether the port may sleep. A burst receives only part of the mail, but the bell was rung for all of it.
     fn may_rest(&self) -> bool {
         self.links.rest() && !self.slot.has_mail()
     }
@@ -199,7 +199,7 @@ impl PacketDriver for Shm {
                 }
             }
         }
-        // Mail is in order, and an offer is mail.
+        // Mail is in order, and an offer is mail, so no older frame is pending.
         if self.links.has_fresh() {
             self.links.caught_up();
         }

@@ -392,7 +392,7 @@ impl PacketDriver for SimPort {
         Ok(sent)
     }
 
-    /// Returns at once: time is virtual, so there is nothing to sleep for.
+    /// Returns immediately: in virtual time there is nothing to wait for.
     fn wait(&mut self, _timeout: Duration) -> Result<(), Error> {
         Ok(())
     }

@@ -1,26 +1,25 @@
-//! Slots: processes of one user share something, such as an address, and each of them has a slot.
+//! Slots: the processes of one user that share something, such as an address, have a slot each.
 //!
-//! There is no daemon. Each process has a listener at the name of its slot, and a thread that answers there, so a
-//! program that does not poll for a while keeps no newcomer out. A newcomer takes the lock, asks a member for
-//! everything that the group has, takes the lowest slot without a process, and tells the other members.
+//! There is no daemon. Each process has a listener at the name of its slot, and a thread that answers there, so a new
+//! process can join even if the program does not poll for a while. A new process takes the lock, asks a member for
+//! everything that the group has, takes the lowest slot without a process, and notifies the other members.
 //!
 //! Every member has every descriptor of the group. A socket of a SO_REUSEPORT group keeps its place as long as any
-//! process has it open. When one is closed, the kernel moves the last socket into its place. So a place is a slot, and
-//! no place moves when a process is killed. A descriptor that a slot has once had is kept for the next process in that
-//! slot.
+//! process has it open. When one is closed, the kernel moves the last socket into its place. So each slot has a place,
+//! and no place moves when a process is killed. The descriptor of a slot is kept for the next process in that slot.
 //!
-//! A message for another process of the group goes to its mailbox. A mailbox is a socket pair: the process has one end,
-//! and all other processes have the other. The other end also shows when the process has ended.
+//! A message to another process of the group is sent to its mailbox. A mailbox is a socket pair: the process has one
+//! end, and all other processes have the other. The other end also shows when the process has ended.
 //!
-//! What the members share is a `Resource`: the sockets of an address (`udp/steering.rs`), or nothing (`shm.rs`). Of
-//! packets these modules know only which slot a packet is for (`owner.rs`).
+//! The members share a `Resource`: the sockets of an address (`udp/steering.rs`), or nothing (`shm.rs`). These modules
+//! know nothing about packets except their slot (`owner.rs`).
 //!
 //! - `name.rs`: names in the user's directory, and the lock
-//! - `join.rs`: how a process becomes a member
+//! - `join.rs`: joining a group
 //! - `service.rs`: the thread of a member
 //! - `message.rs`: messages between processes
 //! - `owner.rs`: the slot that a packet is for
-//! - `table.rs`: which process has which service
+//! - `table.rs`: the services of each process
 //!
 //! docs/decisions/12-neighbours.md has the reasons.
 
@@ -51,62 +50,64 @@ use table::{Listened, Table};
 
 /// Slots of a group.
 pub(crate) const SLOTS: usize = 64;
-/// What waits in a mailbox until its process polls.
+/// The most mail pending in a mailbox until its process polls.
 const MAIL_MAX: usize = 1024;
 /// The longest mail.
 pub(crate) const MAIL_LEN_MAX: usize = 10 << 10;
-/// Mail that is a packet for this slot.
+/// Kind of mail: a packet for this slot.
 pub(crate) const PACKET: u8 = b'P';
-/// Mail that came by the slot's name, from a process of this group or of another one.
+/// Kind of mail: sent to the slot's name by a process of this group or of another one.
 pub(crate) const OFFER: u8 = b'O';
-/// Mail that says to a process that the file of its name is gone.
+/// Kind of mail: notifies a process that the file of its name was removed.
 const NAMELESS: u8 = b'M';
-/// Mail that says of a process that was [watched](Slot::watch) that it has ended; its bytes are the watch's number.
+/// Kind of mail: a [watched](Slot::watch) process has ended. Its bytes are the watch's number.
 pub(crate) const GONE: u8 = b'G';
-/// So long a slot in which nobody was is not looked at again.
+/// A slot that had no process is not checked again for this time.
 pub(crate) const VACANT: Duration = Duration::from_millis(10);
-/// How many copies of messages to all slots are handed on in how long: an honest peer sends one where an answer to it was lost.
+/// The most copies of messages to all slots that are forwarded in a window. An honest peer sends one if an answer to it
+/// was lost.
 const TOLD_ALL_MAX: u32 = 2 * SLOTS as u32;
 const TOLD_ALL_WINDOW: Duration = Duration::from_millis(10);
-/// How long a change of the group may take: a newcomer waits for the answers of members.
+/// How long a change of the group may take, in which a new process waits for the answers of members.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a group shares. One value founds or joins the group, and stays with the process's thread.
+/// The resource that a group shares. One value creates or joins the group, and is then used by the process's thread.
 pub(crate) trait Resource: Send + 'static {
-    /// Whether it is nothing without others.
+    /// Whether it is useless without other processes.
     fn needs_others(&self) -> bool {
         false
     }
 
-    /// Whether this slot, the lowest that is free, will do. Nothing has changed yet.
+    /// Checks whether this slot, the lowest free one, is suitable. Nothing has changed yet.
     fn takes(&self, slot: usize) -> Result<(), Error> {
         let _ = slot;
         Ok(())
     }
 
-    /// Nobody shares it yet: makes what all have in common.
+    /// Creates the common descriptors of a new group.
     fn found(&mut self) -> Result<Vec<OwnedFd>, Error>;
 
-    /// Makes the descriptor of the next slot.
+    /// Creates the descriptor of the next slot.
     fn add(&mut self, parts: &Parts) -> Result<OwnedFd, Error>;
 
-    /// Makes the descriptor of a slot whose process has ended that of a new one.
+    /// Prepares the descriptor of a slot whose process has ended for a new one.
     fn renew(&mut self, descriptor: BorrowedFd<'_>) -> Result<(), Error>;
 
-    /// The process of a slot has ended, and nobody has the descriptor until it is [renewed](Resource::renew).
+    /// Called when the process of a slot has ended. The descriptor is unused until it is [renewed](Resource::renew).
     fn retire(&mut self, descriptor: BorrowedFd<'_>);
 
-    /// These slots have processes now, those that are `own` this one.
+    /// Called when the slots with processes have changed; those in `own` belong to this process.
     fn changed(&mut self, group: &Parts, alive: u64, own: u64);
 
-    /// What the thread is to [serve](Resource::serve) when it is readable. The process with the lowest slot is the first.
+    /// The descriptors that the thread [serves](Resource::serve) when they are readable. The process with the lowest
+    /// slot is the first.
     fn served(&self, group: &Parts, is_first: bool) -> Vec<Arc<OwnedFd>>;
 
-    /// That is readable. Never blocks.
+    /// Serves a readable descriptor. Never blocks.
     fn serve(&mut self, group: &Group, served: BorrowedFd<'_>);
 }
 
-/// A connection to the first process in these slots of what is called `what` in names, if one is there. Never blocks.
+/// Connects to the first process in these slots of the group `what`, if there is one. Never blocks.
 pub(crate) fn connect(what: &str, slots: impl IntoIterator<Item = usize>) -> io::Result<Option<OwnedFd>> {
     let name = Name::new(what)?;
     let mut nobody = Ok(None);
@@ -120,10 +121,10 @@ pub(crate) fn connect(what: &str, slots: impl IntoIterator<Item = usize>) -> io:
     nobody
 }
 
-/// The slots of what is called `what` in names that have a process of this user, and its number.
+/// The slots of the group `what` that processes of this user have, each with the process's number.
 ///
 /// # Errors
-/// Nobody can be found.
+/// If no process can be found.
 pub(crate) fn members(what: &str) -> io::Result<Vec<(usize, u32)>> {
     let name = Name::new(what)?;
     let pid = |slot: usize| match name.connect(&slot.to_string()) {
@@ -133,59 +134,60 @@ pub(crate) fn members(what: &str) -> io::Result<Vec<(usize, u32)>> {
     Ok((0..SLOTS).filter_map(pid).collect())
 }
 
-/// The name of a newcomer of whom nobody has heard yet.
+/// The name of a new process that has not notified any member.
 #[cfg(test)]
 pub(crate) fn unheard(what: &str, number: usize) -> impl Drop + use<> {
     Name::new(what).unwrap().bind(&number.to_string()).unwrap().unwrap()
 }
 
-/// Says something to who has a mailbox, or to a process that one is [connected](connect) to. Never blocks.
+/// Sends a message to a mailbox, or to a process that this one is [connected](connect) to. Never blocks.
 pub(crate) fn say(to: impl AsFd, kind: u8, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     message::send(to, &[&[kind], bytes], descriptors)
 }
 
-/// A resource that has no descriptors of its own: its members find each other, no more.
+/// A resource without descriptors of its own: its members only find each other.
 #[derive(Debug)]
 pub(crate) struct Mailboxes;
 
-/// The descriptors of a group, of which every member has all.
+/// The descriptors of a group. Every member has all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
-    /// Those that all have in common.
+    /// The common descriptors.
     pub(crate) common: Vec<Arc<OwnedFd>>,
-    /// By slot. Whoever has one has all before it, so that no place moves: see the module.
+    /// By slot. A process with a descriptor also has all before it, so that no place moves: see the module
+    /// documentation.
     pub(crate) descriptors: Vec<Arc<OwnedFd>>,
-    /// To the mailboxes of the others.
+    /// The mailboxes of the other processes.
     mailboxes: Vec<Option<Arc<OwnedFd>>>,
 }
 
-/// A group as one process has it.
+/// A group from one process's point of view.
 #[derive(Debug)]
 pub(crate) struct Group {
     name: Name,
-    /// What is shared, for people.
+    /// A description of the resource for messages.
     what: String,
     table: Table,
-    /// Slots with processes, as far as is known.
+    /// The slots known to have processes.
     alive: AtomicU64,
-    /// Slots of this process.
+    /// The slots of this process.
     own: AtomicU64,
     parts: Mutex<Parts>,
     inboxes: Vec<Inbox>,
-    /// Slots of this process that are to be given up, and those that were.
+    /// Slots of this process to be given up, and those given up.
     leaving: AtomicU64,
     left: Mutex<u64>,
     one_left: Condvar,
     bell: OwnedFd,
     watches: Mutex<Vec<Watch>>,
-    /// Until when each slot need not be looked at again, for nobody was in it: in nanoseconds since `made`.
+    /// The time until which each slot need not be checked again because it had no process: in nanoseconds since `made`.
     vacant: Vec<AtomicU64>,
-    /// Copies of messages to all slots in the window that ends then, since `made`.
+    /// The end of the window, since `made`, and the number of copies of messages to all slots in it.
     told_all: Mutex<(Duration, u32)>,
     made: Instant,
 }
 
-/// A process whose end is told to a slot.
+/// A process whose end is reported to a slot.
 #[derive(Clone, Debug)]
 struct Watch {
     slot: usize,
@@ -194,7 +196,7 @@ struct Watch {
     mailbox: Arc<OwnedFd>,
 }
 
-/// What has come for a slot of this process.
+/// The mail for a slot of this process.
 #[derive(Debug, Default)]
 struct Inbox {
     mail: Mutex<VecDeque<Mail>>,
@@ -203,16 +205,16 @@ struct Inbox {
     lost: AtomicU64,
 }
 
-/// Something that another member has handed on.
+/// A message from another member.
 #[derive(Debug)]
 pub(crate) struct Mail {
-    /// What it is; the resource knows.
+    /// Its kind, defined by the resource.
     pub(crate) kind: u8,
     pub(crate) bytes: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// A slot of this process. It is given up on drop.
+/// A slot of this process. It is given up when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Slot {
     group: Arc<Group>,
@@ -224,15 +226,15 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 struct Thread {
     handle: Mutex<Option<JoinHandle<()>>>,
-    /// Its process: a child that was forked has no thread.
+    /// Its process: a forked child has no thread.
     process: u32,
 }
 
 impl Slot {
-    /// Takes `count` slots of what is called `what` in names, and `known_as` for people.
+    /// Takes `count` slots of the group `what`, which is called `known_as` in messages.
     ///
     /// # Errors
-    /// [`Error::Sharing`]; those of the resource.
+    /// [`Error::Sharing`]; the resource's errors.
     pub(crate) fn join(
         what: &str,
         known_as: String,
@@ -250,40 +252,41 @@ impl Slot {
         &self.group
     }
 
-    /// The end of this slot's mailbox that others have.
+    /// The end of this slot's mailbox that other processes have.
     pub(crate) fn mailbox(&self) -> BorrowedFd<'_> {
         self.mailbox.as_fd()
     }
 
-    /// Has mail of the kind [`GONE`] come when the process that has this mailbox has ended.
+    /// Requests mail of the kind [`GONE`] when the process with this mailbox has ended.
     pub(crate) fn watch(&self, number: u64, mailbox: OwnedFd) {
         let watch = Watch { slot: self.number, number, mailbox: mailbox.into() };
         locked(&self.group.watches).push(watch);
         self.group.ring();
     }
 
-    /// Mail to this slot and from it that found no room, or nobody, and what the resource has [lost](Group::lose).
+    /// Mail to and from this slot that was lost because there was no room or no process, and packets that the resource
+    /// has [lost](Group::lose).
     pub(crate) fn lost(&self) -> u64 {
         self.inbox().lost.load(Ordering::Relaxed)
     }
 
-    /// Does no more. Returns the mailbox, if its process has not ended yet.
+    /// Ends a watch. Returns the mailbox, if its process has not ended yet.
     pub(crate) fn unwatch(&self, number: u64) -> Option<Arc<OwnedFd>> {
         let mut watches = locked(&self.group.watches);
         let at = watches.iter().position(|watch| watch.number == number)?;
         let watch = watches.swap_remove(at);
         drop(watches);
-        // The thread looks at it until then.
+        // The thread polls the mailbox until then.
         self.group.ring();
         Some(watch.mailbox)
     }
 
-    /// Who is woken when there is mail.
+    /// Sets the waker that is called when there is mail.
     pub(crate) fn wake(&self, waker: Waker) {
         *locked(&self.inbox().waker) = Some(waker);
     }
 
-    /// Whether there may be mail: one load.
+    /// Whether there may be mail. Costs one load.
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         self.inbox().is_waiting.load(Ordering::Relaxed)
@@ -297,7 +300,8 @@ impl Slot {
         first
     }
 
-    /// Requests for the service are for this slot from now on. Waits while others change the group, for ten seconds at most.
+    /// Directs requests for the service to this slot. Waits for at most ten seconds while other processes change the
+    /// group.
     ///
     /// # Errors
     /// [`Error::ServiceInUse`], [`Error::Sharing`].
@@ -320,8 +324,8 @@ impl Slot {
         }
     }
 
-    /// Nobody else's are they until somebody else listens: whoever has asked already may ask again, and this slot knows what it
-    /// has answered.
+    /// Stops listening. Requests are still directed to this slot until another slot listens: requesters may retransmit,
+    /// and this slot knows its earlier answers.
     pub(crate) fn unlisten(&self, service: u64) {
         self.group.table.unlisten(service, self.number);
     }
@@ -345,7 +349,7 @@ impl Drop for Slot {
         }
         let is_last = self.group.own.load(Ordering::Acquire) == 0;
         drop(left);
-        // With the thread go the descriptors that it had a part in.
+        // The thread's references to descriptors are dropped when it ends.
         if is_last
             && let Some(thread) = locked(&self.thread.handle).take()
             && thread.join().is_err()
@@ -356,7 +360,7 @@ impl Drop for Slot {
 }
 
 impl Group {
-    /// Slots that have processes, a bit each.
+    /// The slots with processes, as a bit mask.
     pub(crate) fn alive(&self) -> u64 {
         self.alive.load(Ordering::Acquire)
     }
@@ -367,13 +371,13 @@ impl Group {
         self.alive.load(Ordering::Relaxed).count_ones() > 1
     }
 
-    /// Who answers requests for a service: the slot that listens, or that which did.
+    /// The slot that answers requests for a service: the one that listens, or the last one that did.
     pub(crate) fn find(&self, service: u64) -> Option<usize> {
         self.table.find_last(service, self.alive())
     }
 
-    /// Whether nobody of this user is in a slot, also nobody who has come and whom this process, that was stopped, has not heard
-    /// yet. Takes system calls, but not for each of many packets that anybody sends.
+    /// Whether no process of this user has the slot, including new processes whose notification this process has not
+    /// received because it was stopped. This makes system calls, but not for each of many packets from a peer.
     pub(crate) fn is_vacant(&self, slot: usize) -> bool {
         let Some(vacant) = self.vacant.get(slot).filter(|_| self.alive() >> slot & 1 == 0) else {
             return false;
@@ -390,8 +394,8 @@ impl Group {
         is_vacant
     }
 
-    /// Whether one more message may go to all slots, for nobody can tell whose it is. Anybody can send such, and each is work for
-    /// all of them.
+    /// Whether another message without a known owner may be sent to all slots. Any peer can send such messages, and
+    /// each costs work in all processes.
     pub(crate) fn may_tell_all(&self) -> bool {
         let now = self.made.elapsed();
         let mut told_all = locked(&self.told_all);
@@ -409,7 +413,7 @@ impl Group {
         (own != 0).then_some(own.trailing_zeros() as usize)
     }
 
-    /// The lowest slot that has a service.
+    /// The lowest slot with a service.
     pub(crate) fn first_with_services(&self) -> Option<usize> {
         self.table.first_with_any(self.alive())
     }
@@ -418,7 +422,8 @@ impl Group {
         locked(&self.parts)
     }
 
-    /// Hands something on to the process of a slot. Returns whether it was taken: a mailbox may be full, or its process gone.
+    /// Sends a message to the process of a slot. Returns whether it was taken: a mailbox may be full, or its process
+    /// may have ended.
     pub(crate) fn post(&self, to: usize, kind: u8, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
         if bytes.len() > MAIL_LEN_MAX || to >= SLOTS {
             return false;
@@ -433,26 +438,27 @@ impl Group {
         message::send(mailbox, &[&[kind], bytes], descriptors).is_ok()
     }
 
-    /// As [`post`](Group::post), without descriptors. What was not taken is counted at slot `from` of this process.
+    /// Like [`post`](Group::post), without descriptors. Messages that were not taken are counted for slot `from` of
+    /// this process.
     pub(crate) fn post_or_count(&self, (from, to): (usize, usize), kind: u8, bytes: &[u8]) {
         if !self.post(to, kind, bytes, &[]) {
             self.lose(from, 1);
         }
     }
 
-    /// A slot of this process has lost so many packets.
+    /// Counts lost packets of a slot of this process.
     pub(crate) fn lose(&self, slot: usize, count: u64) {
         if let Some(inbox) = self.inboxes.get(slot) {
             inbox.lost.fetch_add(count, Ordering::Relaxed);
         }
     }
 
-    /// How much of a count that only grows no process of the group has had yet.
+    /// The part of a growing total that no process of the group has reported yet.
     pub(crate) fn untold(&self, total: u64) -> u64 {
         total.saturating_sub(self.table.told().fetch_max(total, Ordering::AcqRel))
     }
 
-    /// Processes that are [watched](Slot::watch).
+    /// The number of [watched](Slot::watch) processes.
     #[cfg(test)]
     pub(crate) fn watched(&self) -> usize {
         locked(&self.watches).len()
@@ -460,7 +466,7 @@ impl Group {
 
     /// Wakes the thread.
     fn ring(&self) {
-        // It fails only when it was rung 2⁶⁴ times before the thread has looked.
+        // It fails only if it was rung 2⁶⁴ times before the thread has read it.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
@@ -479,7 +485,7 @@ impl Inbox {
         true
     }
 
-    /// Throws some away.
+    /// Discards the matching mail.
     fn forget(&self, is_meant: impl Fn(&Mail) -> bool) {
         locked(&self.mail).retain(|mail| !is_meant(mail));
     }
@@ -511,7 +517,7 @@ impl Resource for Mailboxes {
     }
 
     fn add(&mut self, _: &Parts) -> Result<OwnedFd, Error> {
-        // A slot has a descriptor, whatever it is.
+        // Every slot needs a descriptor, of any kind.
         new_bell().map_err(|source| Error::sharing("mailboxes", source.to_string()))
     }
 
@@ -535,7 +541,7 @@ fn lock(name: &Name, what: &str) -> Result<Lock, Error> {
     had(taken, what)
 }
 
-/// What came of waiting for the lock.
+/// Converts the result of waiting for the lock.
 fn had(taken: Result<Lock, String>, what: &str) -> Result<Lock, Error> {
     taken.map_err(|holder| {
         let waited = LOCK_PATIENCE.as_secs();
@@ -550,7 +556,7 @@ fn new_bell() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// A panic of another thread leaves what is behind these locks as it is: each change is one step.
+/// Data behind these locks is valid even after a panic of another thread: each change is one step.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

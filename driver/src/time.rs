@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn goes_with_the_kernels_clock() {
+    fn a_clock_agrees_with_the_kernels() {
         let mut clock = Clock::start();
         let start = Instant::now();
         let (first, mut last) = (clock.now(), Nanos::ZERO);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_goes_on_from_what_it_was_told() {
+    fn a_clock_continues_from_a_given_time() {
         let mut clock = Clock::start();
         let before = clock.now();
         clock.catch_up_with(Nanos(5));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_is_read_between_settings_and_never_goes_back() {
+    fn a_counter_is_read_between_synchronisations_and_never_decreases() {
         let mut counter = Counter::default();
         // 2 GHz; the clock is read at the start, until the rate is known, and every 2^21 counts.
         let time = |counter: &mut Counter, count: u64, told: Option<u64>| {

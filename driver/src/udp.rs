@@ -2,25 +2,25 @@
 //!
 //! They are for containers, CI and laptops, without CAP_NET_RAW. One socket is one address on port 4791.
 //!
-//! The kernel makes and reads the IP and UDP headers, so frames start at the IP header ([`Layer::Ip`]). The ICRC covers
-//! these headers. So all packets come from port 4791, and the engine is told so (`SocketTerms`). Of a packet to send,
-//! the driver strips the headers that the engine has written: only what follows the UDP header goes into the socket. In
-//! front of each received datagram it writes headers again, from what the kernel reports of it. TOS and TTL are passed
-//! beside the datagram, both ways; the ICRC does not cover them.
+//! The kernel writes and reads the IP and UDP headers, so frames start at the IP header ([`Layer::Ip`]). The ICRC
+//! covers these headers. So all packets are sent from port 4791, and the engine is configured for this (`SocketTerms`).
+//! The driver strips the headers that the engine has written: only the bytes after the UDP header are passed to the
+//! socket. It prepends headers to each received datagram, made from what the kernel reports of it. TOS and TTL are
+//! passed as ancillary data in both directions; the ICRC does not cover them.
 //!
 //! # The IPv4 identification
 //!
 //! The ICRC also covers the IPv4 identification. Linux sends 0 from a socket that is not connected, and sets DF. The
 //! segments of one send (UDP GSO) have 0, 1, 2, … on the wire, no matter where the send is cut into segments: this was
-//! seen with AF_PACKET in `driver/tests/udp`. So the driver has a packet renumbered when it joins the one before
+//! observed with AF_PACKET in `driver/tests/udp`. So the driver has a packet renumbered when it is appended to a send
 //! (`FrameSource::renumber`). This takes a few XORs, because the CRC is linear (`wire/src/identification.rs`).
 //!
-//! The receiver is not told the identification. The driver guesses it: it is the place of a segment in what the kernel
-//! has kept together (UDP GRO). If the ICRC is then wrong, the engine computes the identification that would make it
-//! right. This is one multiplication of polynomials, and it finds an identification for one of 65536 damaged packets.
-//! An identification below 64 (a segment), or up to 64 after the one found last (a peer that counts, as rdma_rxe does),
-//! is counted as `rx_icrc_identification_likely`; this is a check of 25 bits. Any other is counted as
-//! `rx_icrc_identification_solved`, a check of 16 bits. The kernel checks the UDP checksum besides.
+//! The kernel does not report the identification to the receiver. The driver guesses it: the position of a segment in a
+//! datagram that the kernel has aggregated (UDP GRO). If the ICRC is then wrong, the engine computes the identification
+//! that would make it right. This is one multiplication of polynomials, and it finds an identification for one of 65536
+//! damaged packets. An identification below 64 (a segment), or up to 64 after the last one found (a peer that counts,
+//! as rdma_rxe does), is counted as `rx_icrc_identification_likely`; this is a check of 25 bits. Any other is counted
+//! as `rx_icrc_identification_solved`, a check of 16 bits. The kernel also checks the UDP checksum.
 
 mod config;
 mod control;
@@ -68,23 +68,23 @@ pub(crate) use socket::set_option;
 use steering::Sockets;
 use transmit::{Told, Transmitter};
 
-/// What the slots of an address are called in names.
+/// The base of the names of an address's slots.
 pub(crate) fn name_of(address: IpAddr) -> String {
     format!("udp/{address}")
 }
 
-/// The slots of an address of this host that have a process of this user, and its number.
+/// The slots of an address of this host that processes of this user have, each with the process's number.
 ///
 /// # Errors
-/// It is no address of this host, or the user's processes can't be found.
+/// If it is not an address of this host, or if the user's processes can't be found.
 pub fn sharers(address: IpAddr) -> Result<Vec<(usize, u32)>, Error> {
     let place = LocalAddress::find(address)?;
     let name = name_of(address) + &place.scope_name();
     slots::members(&name).map_err(|source| os_error("looking for processes that share an address", &place, source))
 }
 
-/// Joins those that have an address, as a port whose packets come another way: what comes by the kernel is mail. Returns the
-/// slot, and the addresses of this host.
+/// Joins the processes that share an address, for a port that receives its packets elsewhere: packets from the kernel
+/// are mail. Returns the slot, and the addresses of this host.
 #[cfg(feature = "af_xdp")]
 pub(crate) fn join_aside(address: IpAddr) -> Result<(Slot, Vec<IpAddr>), Error> {
     let place = LocalAddress::find(address)?;
@@ -95,74 +95,76 @@ pub(crate) fn join_aside(address: IpAddr) -> Result<(Slot, Vec<IpAddr>), Error> 
     Ok((slot, place.all))
 }
 
-/// RoCEv2's UDP port, to and from which all packets go.
+/// RoCEv2's UDP port, the source and destination of all packets.
 const PORT: u16 = 4791;
-/// What packets have unless they say otherwise.
+/// TOS and TTL of packets that do not set others.
 const DEFAULT_TOS: u8 = 0;
 const DEFAULT_HOP_LIMIT: u8 = 64;
-/// No packet of a queue pair is longer; the loopback interface takes 64 KiB.
+/// The longest packet of a queue pair, as the loopback interface would allow 64 KiB.
 const MTU_MAX: u32 = 9216;
 
 /// A UDP socket on port 4791 of one address, which contexts of up to 64 processes of one user may share.
 ///
-/// Each has a slot. The first has slot 0 and all even queue pair numbers, the others odd ones, by which the kernel hands each
-/// packet to its process, without a privilege and without a daemon. QP1 is one for the address: what comes to it is for
-/// whoever drew the communication id in it, or [listens](PacketDriver::listen) for the service; while there are several
-/// processes it is read by a thread of the one with the lowest slot, and when that ends, of another. Every process has a thread
-/// that sleeps until somebody comes or goes. A child that was forked keeps its parent's slot taken, which nobody serves then, until
-/// it ends or becomes another program. Processes of other users are refused by the kernel ([`Error::PortInUse`]).
+/// Each has a slot. The first has slot 0 and all even queue pair numbers, the others have odd ones. By these the kernel
+/// delivers each packet to its process, without a privilege or a daemon. The address has one QP1: a packet to it is for
+/// the process that allocated the communication id in it, or that [listens](PacketDriver::listen) for the service.
+/// While there are several processes, a thread of the process with the lowest slot reads QP1; when that process ends,
+/// the next one takes over. Every process has a thread that sleeps until another process joins or leaves. A forked
+/// child keeps its parent's slot taken, although nothing serves it, until the child ends or executes another program.
+/// The kernel refuses processes of other users ([`Error::PortInUse`]).
 ///
-/// Processes of one user on this host's addresses reach each other by memory that they share, without the kernel
-/// ([`UdpConfig::shared_memory`]): the first frame to one asks it, and those behind it wait for its answer for 20 ms at most.
+/// Processes of one user on this host's addresses exchange packets through shared memory, without the kernel
+/// ([`UdpConfig::shared_memory`]). The first frame to such a process requests this; frames after it wait for the answer
+/// for at most 20 ms.
 ///
-/// Sharing costs aggregation on an interface where the kernel puts packets together (`ethtool -k`, generic-receive-offload): it
-/// does not while there is more than one process.
+/// Sharing disables aggregation on an interface where the kernel aggregates packets (`ethtool -k`,
+/// generic-receive-offload), as long as there is more than one process.
 #[derive(Debug)]
 pub struct Udp {
     capabilities: Capabilities,
     socket: Arc<OwnedFd>,
-    /// MADs leave by it, those of all processes. What goes to a host that does not answer ARP or ND waits in the kernel for
-    /// seconds and takes its socket's send buffer, and anybody can ask for connections in the names of such hosts: the
-    /// answers must not hold up queue pairs.
+    /// Sends the MADs of all processes. A packet to a host that does not answer ARP or ND stays in the kernel for
+    /// seconds and occupies the send buffer of its socket. Any peer can request connections in the names of such hosts,
+    /// and the answers must not block queue pairs.
     for_mads: Arc<OwnedFd>,
     slot: Slot,
-    /// Processes of this host that are reached by shared memory.
+    /// Processes of this host that are reached through shared memory.
     neighbours: Option<Neighbours>,
-    /// Word of packets that came back, which nobody has asked for yet.
+    /// ICMP reports that have not been fetched yet.
     refusals: VecDeque<Refusal>,
-    /// Connected to each peer in turn, for what the kernel says to that.
+    /// Connected to one peer after another, to query the kernel's route to it.
     probe: UdpSocket,
     address: IpAddr,
     interface: u32,
     receiver: Receiver,
     transmitter: Transmitter,
     doorbell: Doorbell,
-    /// Groups that packets may come to, each with a socket of its own.
+    /// The joined groups, each with a socket of its own.
     groups: Vec<(IpAddr, OwnedFd)>,
-    /// Something has just come or left, so more may be ready to leave before the next look.
+    /// Whether packets have just been received or sent, so more may be ready to be sent before the next receive.
     send_first: bool,
-    /// Bursts since the last look.
+    /// Bursts since the last receive call.
     unlooked: u8,
     told: Told,
     stats: Stats,
-    /// What the socket had lost before: it may have been another process's.
+    /// Packets that the socket had dropped before: it may have belonged to another process.
     lost_before: u64,
 }
 
 impl Udp {
-    /// Opens the address, or joins those that have it. Needs no privilege.
+    /// Opens the address, or joins the processes that have it. Needs no privilege.
     ///
     /// # Errors
-    /// [`Error::PortInUse`] where another user has it, a program that is not of ferroce, or one that does not
-    /// [share](UdpConfig::sharing); [`Error::Sharing`] where all 64 slots have processes or none of them answers;
-    /// [`Error::Invalid`] for an address that is not the host's own; [`Error::InterfaceDown`], [`Error::Permission`] (for
-    /// busy polling), [`Error::Os`].
+    /// [`Error::PortInUse`] if the address is in use by another user, by a program other than ferroce, or by a process
+    /// that does not [share](UdpConfig::sharing); [`Error::Sharing`] if all 64 slots have processes or no process
+    /// answers; [`Error::Invalid`] for an address that is not the host's own; [`Error::InterfaceDown`],
+    /// [`Error::Permission`] (for busy polling), [`Error::Os`].
     pub fn open(config: &UdpConfig) -> Result<Udp, Error> {
         Ok(Udp::open_slots(config, 1)?.remove(0))
     }
 
-    /// Opens the address `count` times, each for a context of its own, as `count` calls of [`open`](Udp::open) would; it costs
-    /// one thread and one set of descriptors.
+    /// Opens the address `count` times, each for a context of its own, like `count` calls of [`open`](Udp::open), but
+    /// with one thread and one set of descriptors.
     ///
     /// # Errors
     /// As [`open`](Udp::open); [`Error::Invalid`] for a count that is not 1 to 64.
@@ -182,7 +184,7 @@ impl Udp {
         let scope = place.scope_name();
         let mut name = name_of(config.address) + &scope;
         if !config.sharing {
-            // A name that nobody looks for.
+            // A name that no process looks for.
             static UNSHARED: AtomicU32 = AtomicU32::new(0);
             let number = UNSHARED.fetch_add(1, Ordering::Relaxed);
             name = format!("{name}/{}.{number}", std::process::id());
@@ -251,21 +253,21 @@ impl Udp {
         })
     }
 
-    /// How long a wait that begins now may be at most.
+    /// The longest wait from now on.
     fn before_wait(&mut self) -> Duration {
         self.send_first = false;
         let by_memory = match &self.neighbours {
-            // A burst takes so much of it, and the bell has rung for all.
+            // A burst receives only part of the mail, and the notification was for all of it.
             _ if self.slot.has_mail() => Duration::ZERO,
             Some(neighbours) if !neighbours.links.rest() => Duration::ZERO,
             Some(neighbours) => neighbours.links.longest_wait(),
             None => Duration::MAX,
         };
-        // What the kernel did not take has to be offered again; nothing tells when.
+        // Packets that the kernel did not take must be offered again; there is no notification.
         if self.transmitter.is_pending() { TX_RETRY.min(by_memory) } else { by_memory }
     }
 
-    /// Sends what is written. Returns whether all of it has left, or was dropped.
+    /// Sends pending packets. Returns whether all of them were sent or dropped.
     fn flush(&mut self, now: Nanos) -> bool {
         let Udp { transmitter, socket, for_mads, slot, refusals, stats, told, capabilities, .. } = self;
         let segmentation = transmitter.segmentation;
@@ -288,9 +290,9 @@ impl PacketDriver for Udp {
         &self.capabilities
     }
 
-    /// After a burst that had packets it looks for none once: who polls sends what they have led to, and
-    /// does not wait for a system call before. Behind what was sent it looks for none once either: what
-    /// is still to be sent, an ACK, is out of the way then before an answer can be there.
+    /// After a burst with packets, one burst makes no receive call: the poll loop then sends the packets that they have
+    /// caused without waiting for a system call. After a send, one burst makes none either: pending packets, such as an
+    /// ACK, are then sent before a response can arrive.
     fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         let by_memory =
             self.neighbours.as_mut().map_or(0, |neighbours| neighbours.links.receive(&self.slot, sink));
@@ -334,7 +336,7 @@ impl PacketDriver for Udp {
                             source: error,
                         });
                     }
-                    // Word of packets that came back is in front of what has come.
+                    // Reports of ICMP messages are returned before packets.
                     Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {
                         keep_refusals(socket, slot, refusals);
                         continue;
@@ -422,8 +424,7 @@ impl PacketDriver for Udp {
         Some(self.doorbell.waker())
     }
 
-    /// The kernel finds the hardware address, so the answer is zeros; what is asked is whether there
-    /// is a way.
+    /// The kernel finds the hardware address, so the result is zeros. This only checks whether there is a route.
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         let interface = &self.capabilities.interface;
         let to = socket::address(peer, PORT, self.interface);
@@ -487,7 +488,7 @@ impl PacketDriver for Udp {
     }
 
     fn stats(&self) -> Stats {
-        // What the kernel itself had no room for; where it can't tell, nothing is known of it.
+        // Packets that the kernel dropped for lack of room; 0 if it can't report them.
         let lost = socket::dropped(self.socket.as_fd()).unwrap_or(0).saturating_sub(self.lost_before);
         let counts = self.neighbours.as_ref().map_or(Counts::default(), |neighbours| neighbours.links.counts);
         Stats {
@@ -506,19 +507,20 @@ impl PacketDriver for Udp {
     }
 }
 
-/// Bursts in a row without a look into the socket.
+/// Consecutive bursts without a receive call.
 const UNLOOKED_MAX: u8 = 2;
-/// How soon what found no room in the socket is offered again.
+/// The delay after which packets that the socket had no room for are offered again.
 const TX_RETRY: Duration = Duration::from_micros(200);
-/// Multicast groups that are heard at once; each costs a system call a burst.
+/// The most multicast groups. Each costs a system call in each burst.
 const GROUPS_MAX: usize = 16;
-/// How often a socket is tried again because it had word of earlier packets: anybody can send more of it meanwhile.
+/// How often a call is repeated because of ICMP reports about earlier packets. The number is limited because any host
+/// can send more of them meanwhile.
 const TRIES_MAX: u32 = 8;
-/// Holds the default window of the largest packets.
+/// Enough for the default window of packets of the largest size.
 const ENOUGH_BUFFER: usize = 4 << 20;
 
-/// Moves the kernel's words to `refusals`, as far as there is room; those of others are handed on. Returns whether ICMP
-/// messages came.
+/// Moves the kernel's ICMP reports to `refusals` while there is room; those of other processes are forwarded. Returns
+/// whether there were ICMP messages.
 fn keep_refusals(socket: BorrowedFd<'_>, slot: &Slot, refusals: &mut VecDeque<Refusal>) -> bool {
     steering::hand_on_refusals(socket, (slot.group(), slot.number()), |_, refusal| keep(refusals, refusal))
 }
@@ -529,13 +531,13 @@ fn keep(refusals: &mut VecDeque<Refusal>, refusal: Refusal) {
     }
 }
 
-/// Hands a packet on if it is another process's. One for a slot without a process is nobody's, and stays here: a queue pair that
-/// there is not.
+/// Forwards a packet if it is another process's. A packet for a slot without a process stays here: its queue pair does
+/// not exist.
 fn hand_on(slot: &Slot, packet: &[u8], header: usize) -> bool {
     let Some(datagram) = packet.get(header..) else { return false };
     let Some(qpn) = owner::qpn_of(datagram) else { return false };
     if qpn == owner::QP1 {
-        // It came before the others did.
+        // It was received before the other processes joined.
         return !owner::post_mad(slot.group(), slot.number(), datagram, packet);
     }
     let owner = owner::slot_of(qpn);
@@ -546,9 +548,9 @@ fn hand_on(slot: &Slot, packet: &[u8], header: usize) -> bool {
     }
 }
 
-/// The queue pair of packets to multicast groups, each of whose members gets its own.
+/// The queue pair of packets to multicast groups. Each member receives its own copy.
 const MULTICAST: u32 = 0x00ff_ffff;
-/// Mail that is taken in a burst.
+/// The most mail received in a burst.
 const MAIL_MAX: usize = 64;
 
 fn describe(
@@ -574,7 +576,7 @@ fn describe(
     format!("UDP socket, {segmentation}, {aggregation}, receive buffer {buffer} KiB{busy}{share}")
 }
 
-/// What packets come to.
+/// The descriptors on which packets arrive.
 fn waited_for<'a>(
     socket: &'a Arc<OwnedFd>,
     groups: &'a [(IpAddr, OwnedFd)],

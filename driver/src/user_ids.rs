@@ -1,12 +1,12 @@
-//! User IDs in a user namespace. In one that `unshare -Ur` or a rootless container makes, an ordinary user is called
-//! root, and directories are named by what the user is called outside.
+//! User IDs in a user namespace. In a namespace of `unshare -Ur` or of a rootless container, an ordinary user is root, but
+//! directories are named by the user ID outside.
 
 use std::fs;
 
-/// The map of a process that is in no user namespace.
+/// The map of a process outside all user namespaces.
 const SAME: &str = "0 0 4294967295";
 
-/// The user IDs of this process's user namespace, and what they are outside (user_namespaces(7)).
+/// The user IDs of this process's user namespace, and the corresponding ones outside (user_namespaces(7)).
 #[derive(Debug)]
 pub struct UserIds(Vec<Range>);
 
@@ -18,9 +18,9 @@ struct Range {
 }
 
 impl UserIds {
-    /// Those of this process.
+    /// The map of this process.
     pub fn read() -> UserIds {
-        // Without /proc, as outside of all user namespaces.
+        // Without /proc it assumes no user namespace.
         UserIds::parse(&fs::read_to_string("/proc/self/uid_map").unwrap_or_else(|_| SAME.to_owned()))
     }
 
@@ -33,7 +33,7 @@ impl UserIds {
         UserIds(map.lines().filter_map(range).collect())
     }
 
-    /// Whether a user who is `uid` here may be anybody: an ID that stands for all users of outside that this namespace does not know.
+    /// Whether `uid` may stand for any user: it is the ID of all outside users without an ID in this namespace.
     pub fn is_anybody(&self, uid: u32) -> bool {
         let anybody =
             fs::read_to_string("/proc/sys/kernel/overflowuid").ok().and_then(|id| id.trim().parse().ok());
@@ -45,12 +45,12 @@ impl UserIds {
         matches!(self.0[..], [Range { inside: 0, outside: 0, count: u32::MAX }])
     }
 
-    /// What `uid` is outside.
+    /// The ID outside of `uid`.
     pub fn outside(&self, uid: u32) -> Option<u32> {
         self.translate(uid, |range| (range.inside, range.outside))
     }
 
-    /// What a `uid` of outside is here; `None` if there is no such user here.
+    /// The ID here of the outside `uid`; `None` if there is none.
     pub fn inside(&self, uid: u32) -> Option<u32> {
         self.translate(uid, |range| (range.outside, range.inside))
     }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_known_by_what_they_are_called_outside() {
+    fn ids_are_mapped_in_both_directions() {
         for map in [SAME, "         0          0 4294967295\n"] {
             let ids = UserIds::parse(map);
             assert!(ids.are_the_same() && !ids.is_anybody(65_534));
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!((ids.inside(1000), ids.inside(100_004), ids.inside(0)), (Some(0), Some(5), None));
     }
 
-    /// `unshare -U` has no map until somebody writes one, and a container may run as a user who stands for all others.
+    /// `unshare -U` has no map until one is written, and a container may run as the overflow user.
     #[test]
     fn a_user_may_stand_for_anybody() {
         for map in ["", "0 1000 1\n1 100000 65536\n"] {

@@ -51,7 +51,7 @@ impl Doorbell {
     pub(crate) fn arm<'a>(&mut self, port: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<()> {
         if self.watch == Watch::Off {
             for fd in port {
-                // One may already be watched after an attempt that failed.
+                // One may still be watched after a failed attempt.
                 match add(&self.all, fd) {
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
                     _ => {}
@@ -67,7 +67,7 @@ impl Doorbell {
         if self.watch == Watch::Off { Ok(()) } else { add(&self.all, port) }
     }
 
-    /// Records that the port is polled.
+    /// Records a poll of the port.
     #[inline]
     pub(crate) fn polled<'a>(&mut self, port: impl Iterator<Item = BorrowedFd<'a>>) {
         if let Watch::Polled(polls) = &mut self.watch {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_with_the_bell_the_port_or_its_time() {
+    fn a_wait_ends_by_the_bell_the_port_or_its_timeout() {
         let mut bell = Doorbell::new().unwrap();
         let (port, mut far) = UnixStream::pair().unwrap();
         bell.arm([port.as_fd()].into_iter()).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_watched_while_somebody_waits_and_not_while_it_is_polled() {
+    fn a_port_is_watched_during_waits_and_not_while_it_is_polled() {
         let mut bell = Doorbell::new().unwrap();
         let (port, mut far) = UnixStream::pair().unwrap();
         far.write_all(b"x").unwrap();

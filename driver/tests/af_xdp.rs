@@ -1,5 +1,5 @@
-//! Frames over AF_XDP on real interfaces: veth pairs between namespaces of the test's own. Needs
-//! root; prints why and passes where it can't run.
+//! Frames over AF_XDP on real interfaces: veth pairs between namespaces of the test. Needs root; otherwise prints the
+//! reason and passes.
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
@@ -57,7 +57,7 @@ fn both_directions_at_once_from_two_threads() {
         let (mut sent, mut received) = (0, 0);
         let deadline = Instant::now() + Duration::from_secs(30);
         while (sent < 20_000 || received < 20_000) && Instant::now() < deadline {
-            // No more under way than the other side has buffers for.
+            // No more frames in flight than the other side has buffers for.
             let limit = (received + 512).min(20_000).max(sent);
             let mut next = sent..limit;
             sent += port
@@ -113,17 +113,17 @@ fn a_burst_is_announced_before_it_is_taken() {
     for (announced, frame) in sink.announced.iter().zip(&sent) {
         assert!(announced.len() >= frame.len().min(100) && frame.starts_with(announced));
     }
-    // There is nothing to look ahead to in a burst of one.
+    // A burst of one frame is not announced.
     let mut sink = Sink::default();
     send(&mut a, &sent[0]);
     assert_eq!(b.rx_burst(Nanos::ZERO, &mut sink).unwrap(), 1);
     assert_eq!((sink.announced.len(), sink.taken.len()), (0, 1));
 }
 
-/// A burst takes 64 descriptors, 21 frames of three and the first third of one, whose chunk the kernel
-/// has again before the rest is taken: it has no other for the last frame.
+/// A burst takes 64 descriptors: 21 frames of three and the first third of the last one, whose chunk the kernel gets
+/// back before the rest is taken, because it has no other chunk for this frame.
 #[test]
-fn a_frame_that_a_burst_cuts_arrives_whole() {
+fn a_frame_across_two_bursts_arrives_whole() {
     let Some(pair) = Namespaces::new(9000) else { return };
     let mut a = pair.in_a(open);
     let config = AfXdpConfig::new(VETH).sharing(false).rx_frames(128);
@@ -197,7 +197,7 @@ fn only_roce_is_redirected() {
         send(&mut a, &marker);
         assert_eq!(receive(&mut b, 1), std::slice::from_ref(&marker), "{what} should not arrive");
     }
-    // The same frame, on a socket that asks for RoCE v1.
+    // The same frame, on a socket with RoCE v1.
     drop(b);
     let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).roce_v1(true))).unwrap();
     for frame in [v1, marker] {
@@ -220,7 +220,7 @@ fn other_traffic_still_reaches_the_kernel() {
         let n = loop {
             match server.recv_from(&mut buffer) {
                 Ok((n, _)) => break n,
-                // A socket with a timeout is not restarted by itself.
+                // A call with a timeout is not restarted automatically.
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => panic!("{address}: {e}"),
             }
@@ -253,7 +253,7 @@ fn the_interface_joins_multicast_groups() {
         b.leave(group).unwrap();
         assert!(!member(), "{group}");
     }
-    // Frames to a group come through the ring, as long as it is one of the port's.
+    // Frames to a group are received through the ring as long as the port is a member.
     let group = "239.9.1.2".parse().unwrap();
     let roce = Roce::v4([0x01, 0x00, 0x5e, 9, 1, 2], a.capabilities().mac);
     let frame = Roce { ip: group, ..roce }.build(100, 1);
@@ -268,14 +268,14 @@ fn the_interface_joins_multicast_groups() {
 }
 
 #[test]
-fn generic_mode_where_the_interface_has_no_native_one() {
+fn generic_mode_if_the_interface_has_no_native_one() {
     let Some(pair) = Namespaces::new(9000) else { return };
     ip(&format!("-n {} link add br0 mtu 9000 type bridge", pair.b));
     ip(&format!("-n {} link set {VETH} master br0", pair.b));
     ip(&format!("-n {} link set br0 up", pair.b));
     ip(&format!("-n {} addr flush dev {VETH}", pair.b));
     ip(&format!("-n {} addr add 10.9.0.2/24 dev br0", pair.b));
-    // A bridge forwards nothing until it has noticed that its port is up.
+    // A bridge forwards nothing until it has detected that its port is up.
     let ready = || Netlink::open().unwrap().interface("br0").unwrap().carrier;
     while !pair.in_b(ready) {
         thread::sleep(Duration::from_millis(10));
@@ -334,7 +334,7 @@ fn losses_are_counted() {
 }
 
 #[test]
-fn wait_ends_with_a_frame_or_with_its_time() {
+fn wait_ends_with_a_frame_or_its_timeout() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let (mut a, mut b) = pair.in_both(open);
     let start = Instant::now();
@@ -361,7 +361,7 @@ fn wait_ends_with_its_waker() {
     let waker = b.waker().unwrap();
     let start = Instant::now();
     for _ in 0..20 {
-        // Each of these would last 100 ms by itself.
+        // Without the waker each wait would last 100 ms.
         waker.wake_by_ref();
         b.wait(Duration::from_secs(20)).unwrap();
     }
@@ -369,7 +369,7 @@ fn wait_ends_with_its_waker() {
 }
 
 #[test]
-fn a_wait_from_outside_ends_with_each() {
+fn a_wait_by_the_caller_ends_with_each_event() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let (mut a, mut b) = pair.in_both(open);
     let frame = Roce::v4(b.capabilities().mac, a.capabilities().mac).build(64, 1);

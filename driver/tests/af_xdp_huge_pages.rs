@@ -1,5 +1,5 @@
-//! Frame memory on huge pages. A test program of its own, since it sets the system's up. Needs root;
-//! prints why and passes where it can't run.
+//! Frame memory on huge pages. A separate test program, because it changes the system's settings. Needs root; otherwise
+//! prints the reason and passes.
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
@@ -13,10 +13,10 @@ use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 use ferroce_driver_test_support::patience::until;
 
 const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
-/// More than two ports need: 18 MiB each at an MTU of 1500.
+/// More than enough for two ports, which need 18 MiB each at an MTU of 1500.
 const PAGES: &str = "24";
 
-/// Gives the pages back, unless somebody has changed their number meanwhile.
+/// Releases the pages, unless their number was changed meanwhile.
 struct Reserved;
 
 impl Reserved {
@@ -54,9 +54,9 @@ fn meminfo(field: &str) -> Option<usize> {
 }
 
 #[test]
-fn frames_are_on_huge_pages_where_enough_are_free() {
+fn frames_are_on_huge_pages_if_enough_are_free() {
     let Some(pair) = Namespaces::new(1500) else { return };
-    // The second size is no multiple of a huge page: 4.2 MiB.
+    // The second size, 4.2 MiB, is not a multiple of a huge page.
     let sizes = [(8192, 1024), (2048, 100)];
     let open = |(rx_frames, tx_frames)| {
         AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).rx_frames(rx_frames).tx_frames(tx_frames)).unwrap()
@@ -80,7 +80,7 @@ fn frames_are_on_huge_pages_where_enough_are_free() {
         cross(&mut a, &mut b, 1082, 1000);
         cross(&mut b, &mut a, 64, 1000);
         drop((a, b));
-        // The kernel lets go of them a moment after the sockets.
+        // The kernel releases them a moment after the sockets are closed.
         let are_back = || (meminfo("HugePages_Free") == free).then_some(());
         let missing = || format!("{:?} of {free:?} come back", meminfo("HugePages_Free"));
         until(Duration::from_secs(10), are_back, missing);

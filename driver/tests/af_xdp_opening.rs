@@ -1,5 +1,5 @@
-//! Opening AF_XDP ports: what is refused and why, and that nothing stays behind. Needs root; prints why
-//! and passes where it can't run.
+//! Opening AF_XDP ports: refusals with their reasons, and that nothing remains after a port. Needs root; otherwise
+//! prints the reason and passes.
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
@@ -15,7 +15,7 @@ use ferroce_driver_test_support::exchange::cross;
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
 use ferroce_driver_test_support::patience::until;
 
-// ---------------------------------------------------------------- what stays behind
+// ---------------------------------------------------------------- remains of a port
 
 #[test]
 fn nothing_stays_after_drop_and_opening_again_works_at_once() {
@@ -39,7 +39,7 @@ fn nothing_stays_after_a_kill_or_a_panic() {
         assert_eq!(pair.in_b(attached), Some(XdpMode::Native));
         match end {
             "hold" => child.kill().unwrap(),
-            _ => drop(child.stdin.take()), // panics now, and not before it was looked at
+            _ => drop(child.stdin.take()), // panics now, after the program was checked
         }
         child.wait().unwrap();
         assert_eq!(pair.in_b(attached), None, "after {end}");
@@ -110,7 +110,7 @@ fn a_busy_queue_is_named_and_its_owner_undisturbed() {
 }
 
 #[test]
-fn missing_rights_are_named_with_the_cure() {
+fn missing_capabilities_are_named_with_the_remedy() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let without = |capabilities: &[u32]| {
         pair.in_a(|| {
@@ -121,8 +121,8 @@ fn missing_rights_are_named_with_the_cure() {
     let error = without(&[CAP_NET_RAW]);
     assert!(error.starts_with("opening an AF_XDP socket on 'veth0' needs CAP_NET_RAW: "), "{error}");
     assert!(error.contains("the process lacks CAP_NET_RAW; run as root, or `setcap"), "{error}");
-    // The kernel detaches the program of the first try a moment after its last holder has let go,
-    // and to look at one that is still there takes more rights.
+    // The kernel detaches the program of the first attempt a moment after its last holder has closed it, and checking
+    // an attached program needs more privileges.
     let is_gone = || pair.in_a(program).is_none().then_some(());
     until(Duration::from_secs(10), is_gone, || "the end of a failed open's program".to_owned());
     let error = without(&(0..64).collect::<Vec<_>>());
@@ -141,13 +141,13 @@ fn the_documented_capabilities_are_enough() {
     };
     let (mut a, mut b) = (pair.in_a(open).unwrap(), pair.in_b(open).unwrap());
     cross(&mut a, &mut b, 1082, 100);
-    // Only a look at other programs takes more.
+    // Only checking other programs needs more.
     let error = pair.in_a(open).unwrap_err().to_string();
     assert!(error.contains("on 'veth0' needs CAP_SYS_ADMIN: run as root, or take it off"), "{error}");
 }
 
 #[test]
-fn too_little_locked_memory_is_named_with_the_cure() {
+fn too_little_locked_memory_is_named_with_the_remedy() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let mut child = spawn(&pair.a, "memlock");
     let error = read_line(&mut child);
@@ -161,12 +161,12 @@ fn too_little_locked_memory_is_named_with_the_cure() {
 
 // ---------------------------------------------------------------- helpers
 
-/// The body of child processes; a test only in name. See `spawn`.
+/// The body of child processes, not a test: see `spawn`.
 #[test]
 fn child() {
     let Ok(role) = std::env::var("FERROCE_TEST_CHILD") else { return };
     if role == "memlock" {
-        // The limit is the process's, so other tests must not see it.
+        // The limit is for the process, so it must not affect other tests.
         let limit = libc::rlimit { rlim_cur: 65536, rlim_max: 65536 };
         // SAFETY: a pointer to an `rlimit` that outlives the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
@@ -198,7 +198,7 @@ fn spawn(namespace: &str, role: &str) -> Child {
         .unwrap()
 }
 
-/// What a child says.
+/// The line that a child prints.
 fn read_line(child: &mut Child) -> String {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let said = lines.map_while(Result::ok).find_map(|l| l.strip_prefix("child: ").map(str::to_owned));
@@ -227,11 +227,11 @@ const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_RESOURCE: u32 = 24;
 const CAP_BPF: u32 = 39;
 
-/// Takes capabilities from the calling thread.
+/// Removes capabilities from the calling thread.
 fn drop_capabilities(drop: &[u32]) {
     const VERSION_3: u32 = 0x2008_0522;
     let header = [VERSION_3, 0];
-    // Effective, permitted, inheritable; low words, then high words.
+    // Effective, permitted, inheritable: low words, then high words.
     let mut data = [0u32; 6];
     // SAFETY: header and data have the layout of version 3 and outlive the call.
     let got = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), data.as_mut_ptr()) };

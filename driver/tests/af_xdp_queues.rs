@@ -1,4 +1,4 @@
-//! Several queues of one interface, a port each. Needs root; prints why and passes where it can't run.
+//! Several queues of one interface, each with a port. Needs root; otherwise prints the reason and passes.
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
@@ -11,7 +11,7 @@ use ferroce_driver::{Capabilities, Error, Nanos, PacketDriver};
 use ferroce_driver_test_support::exchange::{Roce, drain, send};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 
-/// Frames that each port sends.
+/// The number of frames that each port sends.
 const FRAMES: usize = 20_000;
 
 #[test]
@@ -21,13 +21,13 @@ fn ports_on_several_queues_exchange_everything_once() {
     let mut a = [0, 1].map(|queue| pair.in_a(|| open(queue)));
     let mut b = [0, 1].map(|queue| pair.in_b(|| open(queue)));
     let [of_a, of_b] = [&a[0], &b[0]].map(|port| port.capabilities().clone());
-    // All four at once; each finds what its opposite number has sent, in order, and nothing else.
+    // All four at once. Each receives the frames of its counterpart, in order, and no others.
     let exchange = |port: &mut AfXdp, to: &Capabilities, send: usize, expect: usize| {
         let own = port.capabilities().clone();
         let (mut sent, mut received) = (0, 0);
         let deadline = Instant::now() + Duration::from_secs(60);
         while (sent < FRAMES || received < FRAMES) && Instant::now() < deadline {
-            // No more under way than the other side has buffers for.
+            // No more frames in flight than the other side has buffers for.
             let mut next = sent..(received + 512).min(FRAMES).max(sent);
             sent += port
                 .tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
@@ -58,7 +58,7 @@ fn ports_on_several_queues_exchange_everything_once() {
     }
 }
 
-/// The rule that `af_xdp` documents for veth.
+/// The rule for veth in the documentation of `af_xdp`.
 #[test]
 fn a_veth_delivers_to_the_queue_that_sent() {
     let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
@@ -68,7 +68,7 @@ fn a_veth_delivers_to_the_queue_that_sent() {
     let (to, from) = (b[0].capabilities().mac, a[0].capabilities().mac);
     for port in 0..16 {
         for queue in [0, 1] {
-            // Neither ports nor addresses matter, unlike with the RSS of a network card.
+            // Unlike with the RSS of a network card, ports and addresses have no effect.
             let mut frame = Roce::v4(to, from).build(100, queue);
             frame[34..36].copy_from_slice(&(0xc000u16 + port).to_be_bytes());
             send(&mut a[queue], &frame);
@@ -92,7 +92,7 @@ fn open_one(queue: u32) -> AfXdp {
     AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).queue(queue)).unwrap()
 }
 
-/// The frame `n` of a flow; the number is in its last bytes.
+/// Frame `n` of a flow. The number is in its last bytes.
 fn of_flow(to: &Capabilities, from: [u8; 6], flow: u16, n: u32, length: usize) -> Vec<u8> {
     let mut frame = Roce::to(to, from).build(length, usize::from(flow));
     frame[34..36].copy_from_slice(&(0xc000 | (flow * 37)).to_be_bytes());
@@ -101,8 +101,8 @@ fn of_flow(to: &Capabilities, from: [u8; 6], flow: u16, n: u32, length: usize) -
     frame
 }
 
-/// Sends `each` frames of each of 64 flows both ways, each port on a thread of its own. All arrive, the frames of a
-/// flow in order; returns how many each queue of `b` has brought.
+/// Sends `each` frames of each of 64 flows in both directions, with a thread for each port. Checks that all arrive, the
+/// frames of a flow in order. Returns how many each queue of `b` has received.
 fn exchange_flows(a: &mut AfXdp, b: &mut AfXdp, each: u32, length: usize) -> Vec<u64> {
     const FLOWS: u16 = 64;
     let all = u32::from(FLOWS) * each;
@@ -150,25 +150,25 @@ fn exchange_flows(a: &mut AfXdp, b: &mut AfXdp, each: u32, length: usize) -> Vec
 }
 
 #[test]
-fn one_port_hears_all_queues_and_spreads_what_it_sends() {
+fn one_port_receives_from_all_queues_and_spreads_its_frames() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let (mut a, mut b) = (pair.in_a(open_all), pair.in_b(open_all));
     assert!(b.capabilities().description.contains("all 4 queues"), "{}", b.capabilities().description);
     let counts = exchange_flows(&mut a, &mut b, 500, 300);
     println!("of 32000 frames of 64 flows, by queue: {counts:?}");
-    // A fair hash gives each queue 16 of 64 flows, and nearly never fewer than 6.
+    // A fair hash assigns 16 of 64 flows to each queue, and almost never fewer than 6.
     assert!(counts.len() == 4 && counts.iter().all(|count| *count >= 6 * 500), "{counts:?}");
 }
 
 #[test]
-fn frames_of_several_chunks_come_on_all_queues() {
+fn frames_of_several_chunks_arrive_on_all_queues() {
     let Some(pair) = Namespaces::with_queues(9000, QUEUES) else { return };
     let (mut a, mut b) = (pair.in_a(open_all), pair.in_b(open_all));
     let counts = exchange_flows(&mut a, &mut b, 20, 9014);
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
 }
 
-/// A queue that has many frames waiting holds up no other one for longer than a burst.
+/// A queue with many pending frames delays the others for at most a burst.
 #[test]
 fn queues_have_their_turns() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
@@ -220,9 +220,9 @@ fn a_wait_ends_with_a_frame_on_any_queue() {
     assert_eq!(b.received_by_queue().collect::<Vec<_>>(), [(0, 1), (1, 1), (2, 1), (3, 1)]);
 }
 
-/// Who holds a queue goes on undisturbed, and is named; what was opened until then is closed again.
+/// The owner of a queue is not disturbed, and is named. The queues opened before are closed again.
 #[test]
-fn a_queue_of_somebody_else_is_named() {
+fn the_owner_of_a_busy_queue_is_named() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let mut a = pair.in_a(|| open_one(2));
     let mut owner = pair.in_b(|| open_one(2));
@@ -234,7 +234,7 @@ fn a_queue_of_somebody_else_is_named() {
     let frame = of_flow(owner.capabilities(), a.capabilities().mac, 1, 0, 100);
     send(&mut a, &frame);
     assert_eq!(drain(&mut owner, Duration::from_millis(20)), [frame]);
-    // Nothing was left of the queues before it.
+    // The queues opened before the refusal were closed.
     drop(pair.in_b(|| [0, 1, 3].map(open_one)));
     drop(owner);
     drop(pair.in_b(open_all));
@@ -242,9 +242,9 @@ fn a_queue_of_somebody_else_is_named() {
     assert!(!left, "the program is still there");
 }
 
-/// A queue need not send to be heard.
+/// A queue that only receives also works.
 #[test]
-fn queues_that_only_receive_are_heard_too() {
+fn queues_that_only_receive_work_too() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let fewer = ["netns", "exec", &pair.b, "ethtool", "-L", VETH, "tx", "1"];
     match std::process::Command::new("ip").args(fewer).status() {

@@ -1,11 +1,11 @@
-//! Every level of CRC-32 against crc32fast and against CRC-32 bit by bit.
+//! Every level of CRC-32, compared with crc32fast and with a bitwise CRC-32.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use ferroce_driver::Crc32;
 use ferroce_driver_test_support::random::Random;
 use proptest::prelude::*;
 
-/// From the definition: the lowest bit first, the polynomial reflected.
+/// By the definition: the lowest bit first, the polynomial reflected.
 fn bit_by_bit(mut register: u32, data: &[u8]) -> u32 {
     for &byte in data {
         register ^= u32::from(byte);
@@ -30,15 +30,14 @@ fn masked(mask: &[u8; 64], data: &[u8]) -> Vec<u8> {
     masked
 }
 
-/// Bytes without a pattern, the same ones for a seed.
+/// Random bytes, the same ones for a seed.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Random::new(seed).fill(&mut bytes);
     bytes
 }
 
-/// Copies between places `from_at` and `to_at` bytes behind the start of their buffers, and looks at
-/// every byte of both afterwards.
+/// Copies between positions `from_at` and `to_at` in two buffers, and checks every byte of both.
 fn check_copy(crc: Crc32, register: u32, data: &[u8], from_at: usize, to_at: usize) {
     const CANARY: u8 = 0xa5;
     let mut from = vec![CANARY; from_at + data.len() + 80];
@@ -64,7 +63,7 @@ fn the_levels_of_this_processor() {
     assert_eq!(Crc32::portable().name(), "crc32fast");
 }
 
-/// The check value of CRC-32 in every catalogue, and the register behind the ICRC's eight bytes of ones.
+/// The published check value of CRC-32, and the register after the ICRC's eight bytes of ones.
 #[test]
 fn known_values() {
     for crc in Crc32::all() {
@@ -96,7 +95,7 @@ fn every_short_length() {
     }
 }
 
-/// A read or a write next to the data would be one of a page that is not there.
+/// An access outside the data would be to an inaccessible page.
 #[test]
 fn nothing_is_touched_beyond_the_ends() {
     let (mut from, mut to) = (GuardedPage::new(), GuardedPage::new());
@@ -116,7 +115,7 @@ fn nothing_is_touched_beyond_the_ends() {
     }
 }
 
-/// A page between two that can't be touched.
+/// A page between two inaccessible ones.
 struct GuardedPage {
     base: *mut u8,
 }
@@ -126,27 +125,26 @@ impl GuardedPage {
 
     fn new() -> GuardedPage {
         let (flags, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_NONE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: a new mapping at an address chosen by the kernel does not affect existing memory.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), 3 * Self::LEN, none, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         // SAFETY: the second of the three pages that were just mapped.
         let middle = unsafe { base.add(Self::LEN) };
-        // SAFETY: as above; nothing refers to it yet.
+        // SAFETY: as above. There are no references to it yet.
         let result = unsafe { libc::mprotect(middle, Self::LEN, libc::PROT_READ | libc::PROT_WRITE) };
         assert_eq!(result, 0);
         GuardedPage { base: middle.cast() }
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the page can be read and written, is unmapped by nobody but `drop`, and is borrowed as
-        // `self` is.
+        // SAFETY: the page can be read and written, is unmapped only by `drop`, and is borrowed like `self`.
         unsafe { std::slice::from_raw_parts_mut(self.base, Self::LEN) }
     }
 }
 
 impl Drop for GuardedPage {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which no borrow outlives.
+        // SAFETY: the mapping of `new`. No borrow outlives it.
         let result = unsafe { libc::munmap(self.base.sub(Self::LEN).cast(), 3 * Self::LEN) };
         assert_eq!(result, 0);
     }

@@ -1,4 +1,4 @@
-//! Whether a heap lies on huge pages. Without the test harness, for that runs tests in threads.
+//! Whether a heap is on huge pages. Without the test harness, which would run tests in threads.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::{fs, thread};
@@ -25,11 +25,11 @@ fn what_is_allocated_next_lies_where_huge_pages_are_asked_for() {
     let maps = fs::read_to_string("/proc/self/smaps").unwrap();
     let advised =
         blocks.iter().filter(|block| flags_at(&maps, block.as_ptr().addr()).contains(&"hg")).count();
-    // A few lie in gaps from before.
+    // A few are in earlier gaps.
     assert!(advised > 900, "{advised} of {} blocks", blocks.len());
 }
 
-/// The flags of the mapping that `address` lies in.
+/// The flags of the mapping that contains `address`.
 fn flags_at(maps: &str, address: usize) -> Vec<&str> {
     let mut inside = false;
     for line in maps.lines() {

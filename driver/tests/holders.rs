@@ -1,4 +1,4 @@
-//! Of the programs on a host one hears the RoCE packets to an address, and whoever comes second is told who was first.
+//! Only one program on a host receives the RoCE packets to an address. The refusal of a second one names the first.
 #![cfg(feature = "af_xdp")]
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -21,7 +21,7 @@ fn open_udp(address: &str) -> Result<Udp, Error> {
     Udp::open(&UdpConfig::new(address.parse().expect("an address")))
 }
 
-/// What a refusal says, which must name this process.
+/// Checks a refusal, which must name this process.
 fn refusal<T>(refused: Result<T, Error>, of: &str, port: &str) {
     let Err(error @ Error::PortInUse { .. }) = refused else { panic!("not refused for {of}") };
     let own = std::fs::read_to_string("/proc/self/comm").expect("its name");
@@ -44,13 +44,13 @@ fn af_xdp_takes_no_packets_from_a_socket() {
         refusal(pair.in_b(open_af_xdp), address, "");
         drop(socket);
         let config = UdpConfig::new(address.parse().unwrap());
-        // Sockets of a group let others of the same user in; not this one.
+        // Sockets of a group admit others of the same user, but not this one.
         let group = pair.in_b(|| Udp::open_group(&config, 2)).unwrap();
         refusal(pair.in_b(open_af_xdp), address, "");
         drop(group);
         drop(pair.in_b(open_af_xdp).unwrap());
     }
-    // Somebody else's program, on all addresses, of both versions.
+    // A socket of another program, on all addresses of both versions.
     let any: SocketAddr = "[::]:4791".parse().unwrap();
     let socket = pair.in_b(|| UdpSocket::bind(any)).unwrap();
     let Err(error) = pair.in_b(open_af_xdp) else { panic!("not refused") };
@@ -82,9 +82,9 @@ fn a_socket_is_not_opened_where_af_xdp_takes_the_packets() {
     drop(pair.in_b(|| open_udp("10.9.0.2")).unwrap());
 }
 
-/// Somebody who has the port for moments, again and again, makes no AF_XDP port open without it.
+/// A program that repeatedly opens the port for moments can't make an AF_XDP port open without it.
 #[test]
-fn a_port_that_is_open_has_its_addresses() {
+fn an_open_port_has_reserved_its_addresses() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let address: SocketAddr = "10.9.0.2:4791".parse().unwrap();
     let stop = AtomicBool::new(false);
@@ -113,9 +113,9 @@ fn a_port_that_is_open_has_its_addresses() {
     });
 }
 
-/// An address that was not the port's when it was opened stays the kernel's, and who has a socket there hears.
+/// The kernel keeps an address that was added after the port was opened, and a socket on it receives its packets.
 #[test]
-fn packets_to_other_addresses_go_to_their_sockets() {
+fn packets_to_other_addresses_reach_their_sockets() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let (mut a, mut b) = pair.in_both(|| open_af_xdp().unwrap());
     ip(&format!("-n {} addr add 10.9.0.22/24 dev {VETH}", pair.b));
@@ -129,7 +129,7 @@ fn packets_to_other_addresses_go_to_their_sockets() {
     assert!(packet.ends_with(&to_other.build(100, 1)[42..]));
 }
 
-/// An address that only the port has, not the kernel's interface.
+/// An address of the port that the kernel's interface does not have.
 #[test]
 fn an_address_can_be_added_to_a_port() {
     let Some(pair) = Namespaces::new(1500) else { return };
@@ -144,9 +144,9 @@ fn an_address_can_be_added_to_a_port() {
     assert_eq!(receive(&mut b, 1), [to_added.build(100, 3)]);
 }
 
-/// Queues of one interface are shared by those who use AF_XDP, and end with the last of them.
+/// Ports of AF_XDP share the queues of an interface, and the program is detached with the last of them.
 #[test]
-fn ports_on_different_queues_are_beside_each_other() {
+fn ports_on_different_queues_coexist() {
     let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
     let open = |queue| move || AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
     let [first, second] = [pair.in_b(open(0)), pair.in_b(open(1))];

@@ -29,7 +29,7 @@ fn pass(from: &mut dyn PacketDriver, to: &mut dyn PacketDriver, frame: &[u8], si
     }
 }
 
-/// A frame that only its number tells from others.
+/// A frame that differs from others only by its number.
 fn numbered(to: [u8; 6], from: [u8; 6], n: usize) -> Vec<u8> {
     let mut frame = [&to[..], &from[..], &[0x08, 0]].concat();
     frame.extend((0..200).map(|at| (n + at * (n % 251)) as u8));
@@ -43,7 +43,7 @@ fn between(a: &mut dyn PacketDriver, b: &mut dyn PacketDriver) -> Vec<KeptFrame>
     keeps_frames(limit, false, |n| numbered(to, from, n), |frame, sink| pass(a, b, frame, sink))
 }
 
-/// They outlive their port.
+/// Checks that the frames outlive their port.
 fn outlives(kept: Vec<KeptFrame>, port: impl PacketDriver) {
     let copies: Vec<Vec<u8>> = kept.iter().map(|frame| frame.to_vec()).collect();
     drop(port);
@@ -105,7 +105,7 @@ mod af_xdp {
         assert_eq!(b.keeps(), CHUNKS as usize / 4);
         let kept = keep(&mut a, &mut b, 700);
         drop(kept);
-        // With one burst all chunks are the kernel's again: as many frames as there are chunks find room at once.
+        // After one burst the kernel has all chunks again: it can receive as many frames as there are chunks.
         let roce = Roce::v4(b.capabilities().mac, a.capabilities().mac);
         send(&mut a, &roce.build(100, 0));
         assert_eq!(drain(&mut b, Duration::from_millis(20)).len(), 1);
@@ -115,7 +115,7 @@ mod af_xdp {
         assert_eq!((b.stats().rx_dropped, b.stats().bad_descriptors), (0, 0));
     }
 
-    /// A keeper that keeps all it can leaves enough chunks for others.
+    /// A keeper that keeps as many frames as possible leaves enough chunks for others.
     #[test]
     fn a_keeper_does_not_starve_reception() {
         let Some(pair) = Namespaces::new(1500) else { return };
@@ -132,7 +132,7 @@ mod af_xdp {
         assert_eq!(b.stats().rx_dropped, 0);
     }
 
-    /// Frames of several chunks are copied, by the same limit.
+    /// Frames of several chunks are copied, with the same limit.
     #[test]
     fn frames_of_several_chunks_are_kept_too() {
         let Some(pair) = Namespaces::new(9000) else { return };

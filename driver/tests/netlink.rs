@@ -1,5 +1,5 @@
-//! Interfaces, neighbours and routes as the kernel has them, on veth pairs between namespaces of the
-//! test's own. Needs root; prints why and passes where it can't run.
+//! Interfaces, neighbours and routes of the kernel, on veth pairs between namespaces of the test. Needs root; otherwise
+//! prints the reason and passes.
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
@@ -15,7 +15,7 @@ use ferroce_driver::{Error, NextHop, PacketDriver};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
 use ferroce_driver_test_support::patience::until;
 
-/// More than the kernel takes to give a neighbour up.
+/// Longer than the kernel's resolution of a neighbour.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 #[test]
@@ -23,7 +23,7 @@ fn interfaces_are_listed_with_their_attributes() {
     let Some(pair) = Namespaces::with_queues(4200, 2) else { return };
     pair.in_a(|| {
         let netlink = Netlink::open().unwrap();
-        // The kernel notices the carrier a moment later.
+        // The kernel detects the carrier a moment later.
         let carrier = || netlink.interface(VETH).unwrap().carrier.then_some(());
         until(Duration::from_secs(10), carrier, || "a carrier".to_owned());
         let all = netlink.interfaces().unwrap();
@@ -32,11 +32,11 @@ fn interfaces_are_listed_with_their_attributes() {
         assert_eq!((veth.mtu, veth.kind.as_deref(), veth.loopback), (4200, Some("veth"), false));
         assert!(veth.up && veth.carrier && veth.xdp.is_none());
         assert_eq!((veth.rx_queues, veth.tx_queues), (2, 2));
-        // What the kernel says of every veth interface.
+        // The kernel's value for every veth interface.
         assert_eq!((all[0].speed, veth.speed), (None, Some(10_000_000_000)));
         let sockets = UdpConfig::of_interface(VETH).and_then(|config| Udp::open(&config)).unwrap();
         assert_eq!(sockets.line_rate(), veth.speed);
-        // AF_XDP wants UDP port 4791 too.
+        // AF_XDP needs UDP port 4791 too.
         drop(sockets);
         assert_eq!(AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap().line_rate(), veth.speed);
         let sys = Command::new("ip").args(["link", "show", VETH]).output().unwrap();
@@ -50,7 +50,7 @@ fn interfaces_are_listed_with_their_attributes() {
     });
 }
 
-/// The kernel answers both questions; no veth interface has what they ask for.
+/// The kernel answers both requests, but a veth interface has neither.
 #[test]
 fn a_port_without_pause_frames_and_traffic_classes_has_none() {
     let Some(pair) = Namespaces::new(1500) else { return };
@@ -72,7 +72,7 @@ fn neighbours_are_resolved_by_the_kernel() {
     let (mut a, b) = pair.in_both(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap());
     let own: IpAddr = "10.9.0.1".parse().unwrap();
     assert_eq!(a.resolve(own).unwrap(), NextHop::Found(a.capabilities().mac));
-    // Not in the namespace's thread: the driver stays with the namespace that it was opened in.
+    // Not in the namespace's thread: the driver keeps the namespace in which it was opened.
     for peer in ["10.9.0.2", "fd09::2"] {
         let start = Instant::now();
         let mac = a.resolve_blocking(peer.parse().unwrap(), PATIENCE).unwrap();
@@ -93,12 +93,12 @@ fn a_silent_or_unreachable_peer_is_named() {
         assert_eq!(error.to_string(), format!("{peer} does not answer {protocol} on 'veth0'"));
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     }
-    // The last is all hosts of the link.
+    // The last one is the broadcast address of the link.
     for peer in ["192.0.2.1", "2001:db8::1", "10.9.0.255"] {
         let error = a.resolve(peer.parse().unwrap()).unwrap_err();
         assert_eq!(error.to_string(), format!("no route to {peer} from 'veth0'"));
     }
-    // A peer of the link is not asked for without the tag (in a VLAN that there is: tools/tests/rxe/semantics.rs).
+    // A peer in a VLAN is not resolved without its tag (for an existing VLAN: tools/tests/rxe/semantics.rs).
     let error = a.resolve_in_vlan(7, "10.9.0.2".parse().unwrap()).unwrap_err();
     assert!(matches!(&error, Error::NoVlan { interface, vlan: 7 } if interface == VETH), "{error}");
     assert!(error.to_string().contains("ip link add link veth0 name veth0.7 type vlan id 7"), "{error}");
@@ -106,7 +106,7 @@ fn a_silent_or_unreachable_peer_is_named() {
 
 /// No call waits for a neighbour, whether it answers or not.
 #[test]
-fn asking_for_a_neighbour_takes_no_time() {
+fn resolving_a_neighbour_does_not_block() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))).unwrap();
     for peer in ["10.9.0.77", "fd09::77"] {
@@ -151,7 +151,7 @@ fn routes_have_gateways_sources_and_mtus() {
         assert!(matches!(netlink.route(&veth, of("203.0.113.1")), Err(Error::NoRoute { .. })));
         assert_eq!(netlink.neighbour(&veth, of("10.9.0.2")).unwrap(), Neighbour::Absent);
         for peer in ["192.0.2.9", "2001:db8::9", "198.51.100.9"] {
-            // Neighbour discovery takes its time where a link has just come up, and the kernel may give up once.
+            // Neighbour discovery on a new link takes time, and the kernel may fail once.
             let found = || match netlink.resolve(&veth, of(peer)) {
                 Ok(NextHop::Found(mac)) => Some(mac),
                 _ => None,

@@ -1,4 +1,4 @@
-//! After set-up, the drivers allocate nothing, whatever happens to the frames.
+//! After set-up the drivers do not allocate, whatever happens to the frames.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,26 +14,26 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting calls by thread.
+/// The system's allocator, which counts calls by thread.
 struct Counting;
 
-// SAFETY: every call goes on to `System` as it came; counting touches a thread-local `Cell` that
-// needs no allocation and no destructor.
+// SAFETY: every call is forwarded to `System` unchanged. Counting accesses a thread-local `Cell`, which needs no
+// allocation and no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps `GlobalAlloc::alloc`'s contract, which is `System`'s.
+        // SAFETY: the caller's contract for `GlobalAlloc::alloc` is that of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract, and `pointer` came from `System`.
+        // SAFETY: the caller's contract, and `pointer` was allocated by `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract, and `pointer` came from `System`.
+        // SAFETY: the caller's contract, and `pointer` was allocated by `System`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -41,8 +41,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Runs `rounds` rounds, a microsecond apart, in which each port sends a burst that mixes unicast,
-/// flood and refused lengths. Returns how many frames were received.
+/// Performs `rounds` rounds, a microsecond apart, in which each port sends a burst of unicast, broadcast and refused
+/// lengths. Returns the number of received frames.
 fn exchange(ports: &mut [impl PacketDriver], rounds: u64) -> usize {
     let targets = [ports[1].capabilities().mac, [0xff; 6], ports[0].capabilities().mac, [2, 9, 9, 9, 9, 9]];
     let mut received = 0;
@@ -58,7 +58,7 @@ fn exchange(ports: &mut [impl PacketDriver], rounds: u64) -> usize {
             })
             .expect("a port of a process is never gone");
         }
-        // Every fourth round only, so that queues fill.
+        // Only every fourth round, so that queues fill.
         for port in ports.iter_mut().filter(|_| round % 4 == 0) {
             let mut sink = |frame: &[u8]| received += usize::from(frame.len() > 1);
             while port.rx_burst(now, &mut sink).expect("a port of a process is never gone") > 0 {}
@@ -163,7 +163,7 @@ fn udp_refusals_included() {
                 buffer[..len].fill(0);
                 buffer[..2].copy_from_slice(&[0x45, round as u8 & 3]);
                 buffer[8] = 64;
-                // One in ten to a network that this interface is no way to.
+                // One in ten to a network without a route through this interface.
                 buffer[16..20].copy_from_slice(&if left % 10 == 3 {
                     [192, 0, 2, 77]
                 } else {

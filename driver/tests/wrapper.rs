@@ -1,4 +1,4 @@
-//! Wrappers of drivers, of sinks and of sources lose no call.
+//! Wrappers of drivers, sinks and sources forward every call.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
 use std::cell::Cell;
@@ -17,7 +17,7 @@ use ferroce_driver::{
 
 type Calls = Arc<Mutex<Vec<&'static str>>>;
 
-/// Notes every call. It announces each frame, and sends from several places.
+/// Records every call. It announces each frame, and gathers.
 struct Noted {
     calls: Calls,
     capabilities: Capabilities,
@@ -141,7 +141,7 @@ impl<D: PacketDriver> Wrapper for Plain<D> {
     }
 }
 
-/// The names of the methods of a trait, as its source has them.
+/// The names of a trait's methods, from its source.
 fn methods(source: &str, name: &str) -> BTreeSet<String> {
     let start = source.find(&format!("pub trait {name}")).expect("the trait is in this file");
     let body = &source[start..start + source[start..].find("\n}").expect("it ends")];
@@ -172,7 +172,7 @@ fn call_everything(driver: &mut dyn PacketDriver, sink: &mut dyn FrameSink, sour
     assert_eq!(driver.line_rate(), Some(9));
 }
 
-/// A sink and a source that note every call.
+/// A sink and a source that record every call.
 struct Ends(Vec<&'static str>, Memory, Cell<usize>);
 
 impl Default for Ends {
@@ -260,14 +260,14 @@ fn filters_forward_every_call_of_sinks_and_sources() {
         frame.bytes(&mut scratch) == FRAME
     });
     noted.tx_burst(Nanos(1), &mut EitherSource::new(&mut nothing, &mut filtered)).unwrap();
-    // A filter has a frame written in one piece.
+    // A filter needs a contiguous frame.
     let mut room = Scratch([0; 16]);
     let mut whole = EitherSource::new(&mut nothing, &mut filtered);
     assert_eq!(whole.place(&mut [0; 60], &mut [0; TAIL_MAX], &mut room).unwrap().head, 60);
     let mut placed = EitherSource::new(&mut nothing, &mut source);
     assert_eq!(placed.place(&mut [0; 60], &mut [0; TAIL_MAX], &mut room).unwrap().head, 40);
     assert_eq!(room.0, [7; 16]);
-    // By the filter, which looks at the frame, and by the port.
+    // By the filter, which reads the frame, and by the port.
     assert_eq!(source.2.get(), 2);
     let seen = sink.0.iter().chain(&source.0).chain(&["payload"]);
     let seen: BTreeSet<String> = seen.map(|name| (*name).to_owned()).collect();
@@ -275,7 +275,7 @@ fn filters_forward_every_call_of_sinks_and_sources() {
 }
 
 #[test]
-fn frames_that_do_not_pass_are_dropped_and_the_next_is_asked_for() {
+fn filtered_frames_are_dropped_and_the_next_is_taken() {
     let (mut noted, _) = Noted::new();
     let mut sink = Ends::default();
     noted.rx_burst(Nanos(1), &mut FilteredSink::new(&mut sink, |_| false)).unwrap();
@@ -289,7 +289,7 @@ fn frames_that_do_not_pass_are_dropped_and_the_next_is_asked_for() {
     assert_eq!(source.0, ["gather", "gather", "write", "write", "renumber"]);
 }
 
-/// The first of two sources comes first, and numbers its own frames.
+/// The first source has precedence, and renumbers its own frames.
 #[test]
 fn of_two_sources_the_first_has_precedence() {
     let (mut first, mut then, mut buffer) = (Ends::default(), Ends::default(), [0; 60]);
@@ -304,7 +304,7 @@ fn of_two_sources_the_first_has_precedence() {
     assert_eq!(then.0, ["write", "renumber"]);
 }
 
-/// A recorder changes no call: not what is announced, and not where the pieces of a frame are.
+/// A recorder changes no call, neither the announcements nor the pieces of a frame.
 #[test]
 fn a_recorder_forwards_everything() {
     let path = std::env::temp_dir().join(format!("ferroce-wrapper-{}.pcapng", std::process::id()));
@@ -319,7 +319,7 @@ fn a_recorder_forwards_everything() {
     drop(recorder);
     let capture = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
-    // Of the frame that came, of the one in three pieces and of the one in one.
+    // The received frame, the frame in three pieces and the contiguous one.
     let whole = capture.windows(60).filter(|bytes| *bytes == FRAME).count();
     assert_eq!(whole, 3);
 }

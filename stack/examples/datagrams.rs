@@ -124,6 +124,6 @@ fn ask(device: Device, server: IpAddr) -> Outcome<()> {
 
 #[cfg(test)]
 #[test]
-fn the_question_is_answered() {
+fn the_request_is_answered() {
     alone().expect("an answer");
 }

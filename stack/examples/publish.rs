@@ -64,6 +64,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[cfg(test)]
 #[test]
-fn each_subscriber_has_all() {
+fn each_subscriber_receives_all() {
     main().expect("no datagram is lost here");
 }

@@ -96,7 +96,7 @@ impl End {
 
 #[cfg(test)]
 #[test]
-fn the_tensor_comes() {
+fn the_tensor_arrives() {
     let open = || ferroce_driver_test_support::gpu::first();
     let (Some(near), Some(far)) = (open(), open()) else { return };
     let listener = TcpListener::bind("127.82.0.2:0").expect("a TCP port");

@@ -98,6 +98,6 @@ async fn serve(mut context: Context) -> Result<usize, Box<dyn Error>> {
 
 #[cfg(test)]
 #[test]
-fn it_serves_them_all() {
+fn it_serves_all_clients() {
     main().expect("each message comes back");
 }

@@ -66,6 +66,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[cfg(test)]
 #[test]
-fn it_goes_through() {
+fn messages_pass_over_both_ports() {
     main().expect("it arrives");
 }

@@ -76,6 +76,6 @@ fn ask(mut handle: RunnerHandle, sent: Cq, ends: &[(Cq, Qp)]) -> Result<(), ferr
 
 #[cfg(test)]
 #[test]
-fn each_request_comes_to_its_worker() {
+fn each_request_reaches_its_worker() {
     main().expect("each sum is right");
 }

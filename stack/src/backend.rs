@@ -1,7 +1,8 @@
-//! The closed enum of what carries out the verbs. Only this file tells backends apart (docs/decisions/07-backends.md).
+//! The closed enum of backends, which execute the verbs. Only this file distinguishes backends
+//! (docs/decisions/07-backends.md).
 //!
 //! - `software.rs`, `software/`: the protocol engine over a packet driver
-//! - `hardware.rs`, `hardware/`: a card, by libibverbs
+//! - `hardware.rs`, `hardware/`: an RNIC, with libibverbs
 
 mod hardware;
 mod software;
@@ -13,8 +14,8 @@ use hardware::Hardware;
 pub use hardware::RnicPort;
 use software::Software;
 
-/// What a context is over. Each backend has every verb that is called on it by [`dispatch`], under the same name; what it
-/// can't do it refuses with [`Error::Unsupported`](crate::Error::Unsupported).
+/// The backend of a context. Each backend has every verb that is called on it by [`dispatch`], under the same name; an
+/// unsupported one returns [`Error::Unsupported`](crate::Error::Unsupported).
 #[expect(
     clippy::large_enum_variant,
     reason = "a context has one, and software is reached without another pointer"
@@ -22,7 +23,7 @@ use software::Software;
 pub(crate) enum Backend {
     /// The protocol engine over a packet driver.
     Software(Software),
-    /// A port of a card.
+    /// A port of an RNIC.
     Hardware(Box<Hardware>),
 }
 
@@ -32,7 +33,7 @@ pub(crate) enum Backend {
 pub enum Device {
     /// A packet driver, for the protocol in software.
     Driver(Box<dyn PacketDriver>),
-    /// A port of an RNIC, which speaks the protocol itself.
+    /// A port of an RNIC, which implements the protocol itself.
     Rnic(Box<RnicPort>),
 }
 
@@ -92,7 +93,7 @@ impl Backend {
     }
 }
 
-/// Carries out a verb on the backend that there is: `dispatch!(&mut self.backend, poll(now))`.
+/// Executes a verb on the backend: `dispatch!(&mut self.backend, poll(now))`.
 macro_rules! dispatch {
     ($backend:expr, $verb:ident($($argument:expr),*)) => {
         match $backend {
@@ -103,7 +104,7 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// A context's time never goes back, and deadlines are after it.
+/// A context's time never decreases, and deadlines are after it.
 const TOO_LATE: Nanos = Nanos(1 << 63);
 
 #[inline]

@@ -78,15 +78,15 @@ pub(crate) use gsi::Gsi;
 pub(crate) use parameters::check_private_data;
 pub use parameters::{ConnectionParameters, ListenConfig};
 
-/// A connection that is being set up, lives or ends, or the search for a datagram service.
+/// A connection, from its setup to its end, or the search for a datagram service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CmId(pub(crate) Handle);
 
-/// A port that requests may come to.
+/// A port on which requests are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Listener(pub(crate) Handle);
 
-/// Which ports: those of connections, or those of datagram services.
+/// The kind of ports: of connections, or of datagram services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PortSpace {
@@ -105,52 +105,52 @@ impl PortSpace {
     }
 }
 
-/// What the connection manager reaches.
+/// The state that the connection manager accesses.
 pub(crate) struct Verbs<'a> {
     pub(crate) qps: &'a mut Slab<QueuePair>,
     pub(crate) shared: &'a mut Shared,
     pub(crate) port: &'a Port,
 }
 
-/// Somebody who waits for requests.
+/// A listener.
 struct Listening {
     space: PortSpace,
     /// IPv4 addresses as such; unspecified ones all as 0.0.0.0.
     address: SocketAddr,
     config: ListenConfig,
-    /// Requests that nobody has answered, and connections that the peer has not called ready; and whose.
+    /// Unanswered requests, and connections not yet confirmed by the peer, with their addresses.
     half_open: Vec<(u32, Gid)>,
 }
 
-/// Where a message came from, and the way back.
+/// The source of a message, and the path back.
 #[derive(Clone, Copy)]
 struct Arrival {
     source: Gid,
     destination: Gid,
     back: AddressVector,
-    /// The P_Key of the port's table that it came by.
+    /// The P_Key of the port's table with which it arrived.
     pkey: PKey,
 }
 
-/// What names an exchange at its beginning: the peer, its id, and which kind of exchange.
+/// The identification of an exchange at its start: the peer, its ID, and the kind of exchange.
 type PeerKey = (Gid, u32, PortSpace);
 
 /// All connections of a context.
 pub(crate) struct ConnectionManager {
     communications: Slab<Communication>,
     listeners: Slab<Listening>,
-    /// Our communication ids, which nobody can guess.
+    /// Local communication IDs, which are random.
     comm_ids: KeyTable<u32>,
-    /// `(rest, divisor)` of those: contexts that share an address share QP1.
+    /// `(rest, divisor)` of the IDs: contexts that share an address share QP1.
     share: (u32, u32),
-    /// Requests of peers, by their ids.
+    /// Requests of peers, by the peers' IDs.
     by_peer: HashMap<PeerKey, u32>,
     /// Connections, by the peer's queue pair.
     by_qpn: HashMap<(Gid, Qpn), u32>,
-    /// Connections, by the queue pair here.
+    /// Connections, by the local queue pair.
     by_qp: HashMap<Qp, u32>,
     timers: TimerWheel,
-    /// Those whose time begins with the next poll: what a verb asks for leaves then.
+    /// Communications whose time starts with the next poll, which sends their message.
     starting: Vec<u32>,
     events: CmEvents,
     pub(crate) gsi: Gsi,
@@ -181,7 +181,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Begins to take requests.
+    /// Starts to accept requests.
     pub(crate) fn listen(
         &mut self,
         space: PortSpace,
@@ -207,12 +207,12 @@ impl ConnectionManager {
         self.listeners.get(listener.0).map(|listening| listening.space.service_id(listening.address.port()))
     }
 
-    /// Whether anybody listens for a service.
+    /// Whether there is a listener for a service.
     pub(crate) fn has_service(&self, service: u64) -> bool {
         self.listeners.iter().any(|listening| listening.space.service_id(listening.address.port()) == service)
     }
 
-    /// Ends a listener. Requests that wait at it are rejected.
+    /// Ends a listener. Its unanswered requests are rejected.
     pub(crate) fn unlisten(&mut self, listener: Listener, verbs: &mut Verbs<'_>) -> bool {
         if self.listeners.remove(listener.0).is_none() {
             return false;
@@ -227,12 +227,12 @@ impl ConnectionManager {
         true
     }
 
-    /// When [`fire_timers`](ConnectionManager::fire_timers) has something to do.
+    /// When [`fire_timers`](ConnectionManager::fire_timers) is due.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         self.timers.next_deadline()
     }
 
-    /// How many exchanges there are, and how many there can be.
+    /// The number of exchanges, and its limit.
     pub(crate) fn usage(&self) -> (usize, usize) {
         self.communications.usage()
     }
@@ -243,7 +243,7 @@ impl ConnectionManager {
         communications + self.listeners.iter().filter(|l| l.config.pkey_index == Some(index)).count()
     }
 
-    /// Takes a MAD that came to QP1 in the partition of `pkey`; everything but its body has been checked.
+    /// Processes a MAD that arrived at QP1 in the partition of `pkey`; everything except its body has been checked.
     pub(crate) fn receive(
         &mut self,
         packet: &Packet<'_>,
@@ -273,10 +273,10 @@ impl ConnectionManager {
         }
     }
 
-    /// Sends again what was not answered, and ends what never will be.
+    /// Retransmits unanswered messages, and gives up expired ones.
     pub(crate) fn fire_timers(&mut self, verbs: &mut Verbs<'_>) {
         while let Some(index) = self.starting.pop() {
-            // Unless the answer has come already.
+            // Unless the answer has arrived already.
             if let Some(begun) = self.communications.at_mut(index).filter(|c| c.state.repeats()) {
                 begun.begin_waiting(verbs.shared.now);
                 self.wait(index, verbs.shared.now);
@@ -300,7 +300,7 @@ impl ConnectionManager {
         }
     }
 
-    /// What becomes of a communication whose time is over.
+    /// A communication's time has expired.
     fn give_up(&mut self, index: u32, verbs: &mut Verbs<'_>) {
         let Some(communication) = self.communications.at(index) else { return };
         let Communication { id, state, .. } = *communication;
@@ -315,7 +315,7 @@ impl ConnectionManager {
             }
             State::SidrSent => self.end_unreachable(index, silent),
             State::ReqReceived | State::SidrReceived => {
-                // An application that has not seen the request never will; one that has is told.
+                // If the application has not seen the request, it is removed; otherwise the application is notified.
                 if self.take_back_request(id) {
                     self.remove(index);
                 } else {
@@ -330,12 +330,12 @@ impl ConnectionManager {
                 self.tell(CmEvent::TimewaitExit { id });
                 self.remove(index);
             }
-            // The search for a next hop has its own end.
+            // The resolution of a next hop has its own time limit.
             State::Resolving | State::Established => {}
         }
     }
 
-    /// Takes back a request that the application has not seen. Returns whether there was one.
+    /// Removes a request that the application has not seen. Returns whether there was one.
     fn take_back_request(&mut self, id: CmId) -> bool {
         let is_it = |event: &CmEvent| matches!(event, CmEvent::ConnectionRequest(r) if r.id == id);
         self.events.forget(self.channel_of(id), is_it)
@@ -356,7 +356,7 @@ impl ConnectionManager {
         }
     }
 
-    /// The communication with our id, if the message is of its peer.
+    /// The communication with this local ID, if the message is from its peer.
     fn find(&self, arrival: &Arrival, ours: u32) -> Result<u32, Counter> {
         let known = self.comm_ids.get(ours).ok_or(Counter::CmRxUnknown)?;
         let communication = self.communications.at(known).ok_or(Counter::CmRxUnknown)?;
@@ -370,7 +370,7 @@ impl ConnectionManager {
         if is_its { Ok(index) } else { Err(Counter::CmRxUnknown) }
     }
 
-    /// Sends a message that is not repeated.
+    /// Sends a message that is not retransmitted.
     fn send(&mut self, index: u32, transaction: u64, body: CmBody<'_>, shared: &mut Shared) {
         let Some(communication) = self.communications.at(index) else { return };
         let mut mad = [0; MAD_LEN];
@@ -378,7 +378,7 @@ impl ConnectionManager {
         self.gsi.push(communication.header, communication.pkey, &mad, shared);
     }
 
-    /// Sends a message that may have to be sent again.
+    /// Sends a message that may be retransmitted.
     fn send_kept(&mut self, index: u32, body: CmBody<'_>, shared: &mut Shared) {
         let Some(communication) = self.communications.at_mut(index) else { return };
         communication.keep(body);
@@ -390,7 +390,7 @@ impl ConnectionManager {
         self.gsi.push(communication.header, communication.pkey, &communication.mad, shared);
     }
 
-    /// Answers where there is no communication.
+    /// Answers a message without a communication.
     fn answer(&mut self, arrival: &Arrival, transaction: u64, body: CmBody<'_>, verbs: &mut Verbs<'_>) {
         let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return };
         let mut mad = [0; MAD_LEN];
@@ -398,14 +398,14 @@ impl ConnectionManager {
         self.gsi.push(verbs.port.header(&path), arrival.pkey, &mad, verbs.shared);
     }
 
-    /// Starts the time that the peer has for its answer.
+    /// Starts the time in which the peer must answer.
     fn wait(&mut self, index: u32, now: Nanos) {
         let Some(communication) = self.communications.at_mut(index) else { return };
         communication.wait_until(now + time_of(communication.cm_timeout));
         self.timers.ensure(index, communication.deadline);
     }
 
-    /// The same for what a verb has asked for.
+    /// The same for a message that a verb sends.
     fn wait_from_now_on(&mut self, index: u32) {
         self.timers.cancel(index);
         if !self.starting.contains(&index) {
@@ -432,7 +432,7 @@ impl ConnectionManager {
         self.communications.remove(id.0);
     }
 
-    /// The connection is `qp`'s from now on.
+    /// Assigns the queue pair to the connection.
     fn take_qp(&mut self, index: u32, qp: Qp) {
         if let Some(communication) = self.communications.at_mut(index) {
             communication.qp = Some(qp);
@@ -440,14 +440,14 @@ impl ConnectionManager {
         }
     }
 
-    /// The queue pair is the application's again.
+    /// Returns the queue pair to the application.
     fn release_qp(&mut self, index: u32) -> Option<Qp> {
         let qp = self.communications.at_mut(index)?.qp.take()?;
         self.by_qp.remove(&qp);
         Some(qp)
     }
 
-    /// Makes room for a new exchange, whose events come to `channel`, and draws its communication id.
+    /// Creates an exchange, whose events are delivered to `channel`, and draws its communication ID.
     fn begin(
         &mut self,
         shared: &mut Shared,
@@ -479,7 +479,7 @@ impl Arrival {
             return None;
         }
         let index = port.index_of_destination(packet)?;
-        // The way it came by: nobody is asked for the next hop because of a packet that anybody can send.
+        // The path by which it arrived: no next hop is resolved because of a packet that anybody can send.
         let back = AddressVector {
             mac: Some(port.way_back(packet)?),
             traffic_class: network.traffic_class & !Ecn::MASK,
@@ -489,7 +489,7 @@ impl Arrival {
         Some(Arrival { source: network.source, destination: network.destination, back, pkey })
     }
 
-    /// The addresses that a request names, if they are those that it came with.
+    /// The addresses in a request, if they match those of its packet.
     fn addresses(&self, private_data: &[u8]) -> Result<IpCm, RejectReason> {
         let addresses = IpCm::parse(private_data).map_err(|_| RejectReason::CONSUMER)?;
         let came_so = addresses.source == canonical(self.source)
@@ -498,7 +498,7 @@ impl Arrival {
     }
 }
 
-/// No address of a host.
+/// Whether it is not the address of a host.
 fn is_nobody(ip: IpAddr) -> bool {
     ip.is_unspecified() || ip == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
@@ -507,7 +507,7 @@ fn canonical(gid: Gid) -> IpAddr {
     gid.to_ip().to_canonical()
 }
 
-/// A MAC as EUI-64, as the kernel makes node GUIDs of them; a random one where there is none.
+/// A MAC as EUI-64, as the kernel derives node GUIDs; a random one if there is none.
 fn guid(mac: MacAddr, shared: &mut Shared) -> u64 {
     match mac.0 {
         [0, 0, 0, 0, 0, 0] => shared.rng.next_u64(),
@@ -515,7 +515,7 @@ fn guid(mac: MacAddr, shared: &mut Shared) -> u64 {
     }
 }
 
-/// A queue pair that has its connection.
+/// The error for a queue pair that already has a connection.
 pub(crate) fn being_set_up(qp: Qp, id: CmId) -> Error {
     let users = format!("connection {:?}, which is being set up", id.0);
     Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users }
@@ -524,12 +524,12 @@ pub(crate) fn being_set_up(qp: Qp, id: CmId) -> Error {
 pub(crate) fn gone(id: CmId) -> Error {
     Error::invalid_handle("connection", id.0)
 }
-/// Bytes of a request's private data that are the application's.
+/// Bytes of a request's private data that are available to the application.
 pub(crate) const REQ_PRIVATE: usize = 56;
-/// Those of an acceptance.
+/// The same for an acceptance.
 pub(crate) const REP_PRIVATE: usize = PrivateData::MAX;
-/// Those of a rejection.
+/// The same for a rejection.
 pub(crate) const REJ_PRIVATE: usize = 148;
-/// Those of the search for a service, and of its answer.
+/// The same for the search for a service, and for its answer.
 pub(crate) const SIDR_REQ_PRIVATE: usize = 180;
 pub(crate) const SIDR_REP_PRIVATE: usize = 136;

@@ -399,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes() {
+    fn names_parse_back() {
         for text in [
             "eth0",
             "eth0.5",
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_value_and_the_cure() {
+    fn errors_name_the_value_and_the_remedy() {
         for (text, cure) in [
             ("", "an interface's name"),
             ("a-name-of-16-char", "an interface's name"),
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_has_a_nul() {
+    fn names_with_nul_are_refused() {
         for text in ["eth\0", "af_xdp:eth\0", "udp:eth\0", "dpdk:net_ring0\0", "dpdk:net_ring0 -m\0"] {
             let refusal = text.parse::<DeviceSpec>().expect_err(text).to_string();
             assert!(refusal.contains("\\0'"), "{refusal}");

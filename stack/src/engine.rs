@@ -5,29 +5,29 @@
 //! - `qp.rs`: a queue pair, and how it fails
 //! - `transition.rs`: how a queue pair moves from state to state
 //! - `requester.rs`: what a queue pair sends
-//! - `requester/retransmission.rs`: when it retransmits
+//! - `requester.rs`: the requests that a queue pair sends
 //! - `completer.rs`: the responses that it receives
 //! - `destination.rs`: the window: what a queue pair, and all queue pairs to one destination, have in flight
 //! - `responder.rs`: the execution of requests; `responder/explicit.rs` those with a response of their own
-//! - `responder/owed.rs`, `responder/response.rs`: when a response leaves, and what is owed, as frames
+//! - `responder/owed.rs`, `responder/response.rs`: when a response is sent, and owed responses as frames
 //! - `outcome.rs`: the responses that are kept for duplicates
-//! - `congestion.rs`: congestion control; `congestion/dcqcn.rs` the rate, `congestion/pacing.rs` how a sender keeps to
-//!   it, `congestion/cnp.rs` CNPs to the senders of marked packets
+//! - `congestion.rs`: congestion control; `congestion/dcqcn.rs` the rate, `congestion/pacing.rs` pacing,
+//!   `congestion/cnp.rs` CNPs to the senders of marked packets
 //! - `selective.rs`, `reorder.rs`, `psn_set.rs`: selective repeat: the sending half, the receiving half, sets of PSNs
 //! - `uc.rs`, `ud.rs`: what is different in the unreliable services
 //! - `ah.rs`, `multicast.rs`: address handles, and the members of multicast groups
 //! - `sq.rs`, `rq.rs`, `srq.rs`, `cq.rs`, `event.rs`: send, receive, shared receive and completion queues, and events
 //! - `mr.rs`, `mw.rs`: memory regions and memory windows
 //! - `kind.rs`: the properties of an operation, looked up once
-//! - `staging.rs`, `staging/`: memory of devices (docs/decisions/11-device-memory.md): chunks of host memory; `line.rs`
-//!   what waits for them, `copier.rs` copies under way; `sends.rs` and `answers.rs` what is sent, in a `stream.rs`;
-//!   `receives.rs` what is received, in a `landing.rs`
+//! - `staging.rs`, `staging/`: device memory (docs/decisions/11-device-memory.md): chunks of host memory; `line.rs` queue
+//!   pairs that wait for them, `copier.rs` outstanding copies; `sends.rs` and `answers.rs` data to send, in a `stream.rs`;
+//!   `receives.rs` received data, in a `landing.rs`
 //! - `frame_slot.rs`: where one frame is written, in one piece or in several
 //! - `crc.rs`: the driver's CRC-32 for `wire`
 //! - `pkey.rs`: packets of other partitions
 //! - `mismatch.rs`: packets of a peer with a different configuration
 //! - `shared.rs`: what queue pairs share, and access while they handle a packet
-//! - `scheduler.rs`: when a queue pair is looked at again: the active list, the next poll, times, tickets
+//! - `scheduler.rs`: when a queue pair is checked again: the active list, the next poll, times, tickets
 //! - `key_table.rs`, `timer.rs`, `slab.rs`: numbers on the wire, the timing wheel, objects by handle
 
 pub(crate) mod ah;

@@ -1,8 +1,9 @@
 //! RDMA over Converged Ethernet v2 (RoCEv2) in user space: an API like libibverbs, and the protocol in software.
 //!
 //! A program needs neither an RDMA card nor a kernel module. Packets are sent through AF_XDP, a UDP socket or a DPDK port, or
-//! stay inside the process. The peer is another ferroce, the kernel's `rdma_rxe`, or any other implementation of RoCEv2. With an
-//! RDMA card, the same program runs on the card: only the device name differs.
+//! stay inside the process. The peer is another ferroce, the kernel's `rdma_rxe`, or another implementation of RoCEv2; tested are
+//! the first two. With an RDMA card, the same program runs on the card: only the device name differs. What RDMA is, and each term
+//! used here: [glossary](manual::glossary).
 //!
 //! ```toml
 //! [dependencies]
@@ -12,7 +13,7 @@
 //! | feature | what it adds | what it needs |
 //! |---|---|---|
 //! | none (the default) | UDP sockets and ports inside the process; DPDK and RNICs if their libraries are found at run time | – |
-//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | at build time clang, libclang, m4 and the headers of libelf and zlib, or in a checkout only libxdp-dev; at run time root or capabilities |
+//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | to build: clang, libclang, m4 and the headers of libelf and zlib; only libxdp-dev inside ferroce's own workspace (a path dependency from another workspace is not inside). At run time: root, or capabilities ([`manual::operating`]) |
 //! | `opencl`, `cuda` | memory of GPUs ([`manual::device_memory`]); the API is [`driver::gpu`]; its modules `opencl` and `cuda` are documented if the features are enabled | at run time libOpenCL.so.1 and a driver for `opencl`, NVIDIA's driver for `cuda` |
 //! | `serde` | `Serialize` and `Deserialize` for [`Endpoint`] and [`RemoteMemory`], which the two ends exchange | – |
 //!
@@ -29,7 +30,7 @@
 //!     let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
 //!     let mr = context.register(pd, Memory::zeroed(4096)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 //!
-//!     // Each end tells the other its endpoint and its memory. This queue pair is its own peer.
+//!     // Two ends exchange endpoint and memory. To keep this example short, the queue pair is connected to itself.
 //!     let (endpoint, memory) = (context.endpoint(qp, 0)?, context.remote(mr)?);
 //!     context.handshake(qp, &endpoint, &endpoint)?;
 //!
@@ -59,9 +60,11 @@
 //!
 //! # The manual
 //!
+//! - [Glossary](manual::glossary): what RDMA is for, and each term
 //! - [First program](manual::first_program): the steps, with two ends
 //! - [Memory and ordering](manual::memory): who may access a buffer and when, and the order in which writes become visible
-//! - [Connecting](manual::connecting): by handshake, by the connection manager, datagrams; GIDs
+//! - [GPU memory](manual::device_memory): how it is registered and copied, GPU kernels, RNICs, cost
+//! - [Connecting](manual::connecting): by handshake, by the connection manager, datagrams; GIDs; timeouts and retries
 //! - [Threads and waiting](manual::threads): which thread polls, how to sleep, tokio
 //! - [Errors](manual::errors): every completion status and error, with cause and remedy
 //! - [Performance](manual::performance): what to tune
@@ -69,12 +72,14 @@
 //!
 //! # Conventions
 //!
-//! A [`Context`] is one port with its objects. One thread owns it, and packets are sent and received only while it is polled.
-//! Objects are named by small `Copy` handles ([`Pd`], [`Mr`], [`Cq`], [`Qp`], …), so there are no locks and no lifetimes. A
-//! handle of a destroyed object is refused.
+//! A [`Context`] is one opened port with all objects created on it; a port is a network interface, a port of an RDMA card, or one
+//! inside the process. One thread owns the context, and packets are sent and received only while it is polled. Objects are named
+//! by small `Copy` handles ([`Pd`], [`Mr`], [`Cq`], [`Qp`], …), so there are no locks and no lifetimes. A handle of a destroyed
+//! object is refused.
 //!
 //! A configuration has a constructor that takes the fields without a default, and a setter for each other field. The setter of an
-//! `Option` takes a value, an `Option` or `None`. A value out of range is refused when it is used.
+//! optional field takes a value or an `Option`. A value out of range is refused by the verb that gets the configuration, not by
+//! the setter.
 //!
 //! ```
 //! # use ferroce::*;
@@ -85,7 +90,8 @@
 //! # }
 //! ```
 //!
-//! A verb that fails changes nothing, and its [`Error`] names the wrong value and the valid ones.
+//! A verb that fails changes nothing ([exceptions](manual::errors#errors-of-verbs)), and its [`Error`] names the wrong value and
+//! the valid ones.
 //!
 //! RDMA has no encryption and no authentication on the wire: use it only on a network of trusted hosts.
 //!

@@ -1,4 +1,4 @@
-//! A card that never stops, and sequences of verbs that ask much of what is kept beside it.
+//! A card that never stops, and sequences of verbs that stress the state kept in addition to the card's.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -31,7 +31,7 @@ fn connected(context: &mut Context) -> (Cq, [Qp; 2], Pd, Mr) {
 }
 
 #[test]
-fn a_poll_ends_while_completions_of_nothing_never_do() {
+fn a_poll_ends_during_endless_bogus_completions() {
     let Some(stub) = Stub::build(&["FLOOD_POLL"]) else { return };
     let (tell, told) = mpsc::channel();
     let attacked = thread::spawn(move || {
@@ -40,7 +40,7 @@ fn a_poll_ends_while_completions_of_nothing_never_do() {
         let taken = context.poll(Nanos(1)).unwrap();
         assert!(taken > 0);
         assert!(context.poll_cq(cq).unwrap().is_none());
-        // These look for completions, too.
+        // These check for completions, too.
         assert!(!context.prepare_wait(Nanos(2)).unwrap());
         context.modify_qp(qps[0], Transition::Reset).unwrap();
         context.destroy_qp(qps[0]).unwrap();
@@ -52,9 +52,9 @@ fn a_poll_ends_while_completions_of_nothing_never_do() {
     attacked.join().unwrap();
 }
 
-/// Completions that come behind the end of a device name memory that may be somebody else's.
+/// Completions after the end of a device refer to memory that may have been reused.
 #[test]
-fn a_device_that_is_gone_is_not_asked_for_completions() {
+fn a_device_that_is_gone_is_not_polled_for_completions() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let verbs = Verbs::load_from(stub.path()).unwrap();
     let port = RnicPort::open_by(&verbs, "stub1", None, None).unwrap();
@@ -69,12 +69,12 @@ fn a_device_that_is_gone_is_not_asked_for_completions() {
     let mut room = [WorkCompletion::EMPTY; 4];
     assert_eq!(context.poll_cq_into(cq, &mut room).unwrap(), 0);
     qps.into_iter().for_each(|qp| context.destroy_qp(qp).unwrap());
-    // The first that asks is another.
+    // Another context is the first to ask.
     assert!(other.poll_cq_into(its_cq, &mut room).is_err());
 }
 
 #[test]
-fn arming_for_any_completion_is_stronger_in_both_orders() {
+fn arming_for_any_completion_takes_precedence_in_both_orders() {
     for order in [[Notify::Solicited, Notify::Next], [Notify::Next, Notify::Solicited]] {
         let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
         let mut context = open(&stub);
@@ -101,7 +101,7 @@ fn arming_for_any_completion_is_stronger_in_both_orders() {
 }
 
 #[test]
-fn a_bind_that_fails_leaves_its_window_unbound_though_one_before_it_succeeded() {
+fn a_failed_bind_does_not_affect_an_earlier_successful_one() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let mut context = open(&stub);
     let (cq, qps, pd, mr) = connected(&mut context);
@@ -112,7 +112,7 @@ fn a_bind_that_fails_leaves_its_window_unbound_though_one_before_it_succeeded() 
         context.post_send(qps[0], &wr).unwrap();
     };
     let bind = |length| SendOp::BindMw { mw, mr, offset: 0, length, access: Access::REMOTE_WRITE };
-    // The key of the first bind, which nobody has been told yet.
+    // The key of the first bind, which was not returned yet.
     post(&mut context, bind(8));
     context.poll(Nanos(1)).unwrap();
     let key = context.remote_window(mw).unwrap().unwrap().rkey;
@@ -121,18 +121,18 @@ fn a_bind_that_fails_leaves_its_window_unbound_though_one_before_it_succeeded() 
     context.poll(Nanos(2)).unwrap();
     assert_eq!(context.remote_window(mw).unwrap(), None);
     while context.poll_cq(cq).unwrap().is_some() {}
-    // Both are posted before either completion is taken; the second is of more than there is.
+    // Both are posted before either completion is polled; the second exceeds the region.
     post(&mut context, bind(16));
     post(&mut context, bind(1 << 40));
     context.poll(Nanos(3)).unwrap();
     let told: Vec<_> = std::iter::from_fn(|| context.poll_cq(cq).unwrap()).map(|told| told.status).collect();
     assert_eq!(told, [WcStatus::Success, WcStatus::MwBindErr]);
-    // The first bind stands.
+    // The first bind is valid.
     assert_eq!(context.remote_window(mw).unwrap().map(|window| window.length), Some(16));
 }
 
 #[test]
-fn a_bind_of_a_window_that_is_gone_is_not_of_the_one_in_its_place() {
+fn a_bind_of_a_destroyed_window_does_not_affect_the_next_one() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let mut context = open(&stub);
     let (_, qps, pd, mr) = connected(&mut context);
@@ -146,7 +146,7 @@ fn a_bind_of_a_window_that_is_gone_is_not_of_the_one_in_its_place() {
     context.post_send(qps[0], &bind(old, 8)).unwrap();
     context.dealloc_mw(old).unwrap();
     let new = context.alloc_mw(pd).unwrap();
-    // Of more than there is: it fails.
+    // It exceeds the region: it fails.
     context.post_send(qps[0], &bind(new, 1 << 40)).unwrap();
     context.poll(Nanos(1)).unwrap();
     assert_eq!(context.remote_window(new).unwrap(), None);
@@ -157,7 +157,7 @@ fn a_bind_of_a_window_that_is_gone_is_not_of_the_one_in_its_place() {
     context.deregister(mr).unwrap();
 }
 
-/// Sends that nobody wants to hear of make room in their queues by completions that the application has not counted.
+/// Unsignaled sends free room in their queues by completions that the application has not counted.
 #[test]
 fn many_silent_queue_pairs_do_not_overflow_a_small_queue() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };

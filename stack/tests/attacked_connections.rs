@@ -1,5 +1,5 @@
-//! The connection manager of a card over a librdmacm that tells what can't be: any event of any number and status, at any time,
-//! twice, of nobody, in floods, or none at all.
+//! The connection manager of a card over a librdmacm that reports impossible events: any event with any number and status,
+//! at any time, twice, for no connection, in floods, or none at all.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -20,7 +20,7 @@ const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
 const TIMEWAIT_EXIT: u32 = 15;
 
-/// A context on a card, and the time there.
+/// A context on a card, and its time.
 struct Host {
     context: Context,
     now: u64,
@@ -44,7 +44,7 @@ impl Host {
         qp
     }
 
-    /// Polls so late that events are looked for, and takes them.
+    /// Polls late enough that events are checked, and takes them.
     fn poll(&mut self) -> Vec<CmEvent> {
         self.now += 2_000_000;
         self.context.poll(Nanos(self.now)).unwrap();
@@ -85,7 +85,7 @@ const STAGES: [&str; 12] = [
     "Listener",
 ];
 
-/// Brings a connection to a stage: it, its queue pair, what was told of it. Its identifier is the newest.
+/// Brings a connection to a stage. Returns its ID, its queue pair, and its events. Its identifier is the newest.
 fn bring(
     host: &mut Host,
     cm: &RdmaCmStub,
@@ -141,12 +141,12 @@ fn bring(
     }
 }
 
-/// What was told of one connection can be true.
+/// Checks that the events of one connection are consistent.
 fn check(told: &[CmEvent], id: CmId, state: Option<QpState>, case: &str) {
     let mut stage = 0;
     for event in told {
         assert_eq!(event.id(), id, "{case}: {told:?}");
-        // 0: nothing yet; 1: established; 2: disconnected; 3: over.
+        // 0: nothing yet; 1: established; 2: disconnected; 3: ended.
         let (from, next) = match event {
             CmEvent::ConnectionRequest(_) => (0..=0, 0),
             CmEvent::Established { .. } => (0..=0, 1),
@@ -164,13 +164,13 @@ fn check(told: &[CmEvent], id: CmId, state: Option<QpState>, case: &str) {
 }
 
 #[test]
-fn any_event_at_any_time_is_survived_and_nothing_untrue_is_told() {
+fn any_event_at_any_time_is_handled_consistently() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     let mut port = 1000;
     let mut failures = Vec::new();
     for stage in STAGES {
         for kind in (0..=17).chain([4711, u32::MAX]) {
-            // A request comes to listeners alone.
+            // Only listeners receive requests.
             if kind == CONNECT_REQUEST && stage != "Listener" {
                 continue;
             }
@@ -184,7 +184,7 @@ fn any_event_at_any_time_is_survived_and_nothing_untrue_is_told() {
                 told.extend(host.poll());
                 let case = format!("{stage}, event {kind}, status {status}");
                 if let Some(id) = id {
-                    // Where it is there still: another, of what was true.
+                    // If it still exists: another valid event.
                     let is_over = matches!(
                         told.last(),
                         Some(
@@ -205,7 +205,7 @@ fn any_event_at_any_time_is_survived_and_nothing_untrue_is_told() {
                     if checked.is_err() {
                         failures.push(format!("{case}: {:?} then {:?}", &told[..before], &told[before..]));
                     }
-                    // It was ended by now, whoever did it.
+                    // It has ended by now, for any reason.
                     if state == Some(QpState::Rts) {
                         failures.push(format!("{case}: the queue pair is in RTS"));
                     }
@@ -219,7 +219,7 @@ fn any_event_at_any_time_is_survived_and_nothing_untrue_is_told() {
 }
 
 #[test]
-fn an_event_that_comes_twice_is_told_once() {
+fn a_repeated_event_is_reported_once() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -250,9 +250,10 @@ fn an_event_that_comes_twice_is_told_once() {
     check(&told, id, Some(host.state(qp)), "twice");
 }
 
-/// The kernel tells so of a peer that gives up what it has accepted, before it has heard that the connection is ready.
+/// The kernel reports this for a peer that gives up a connection that it has accepted, before it receives that the
+/// connection is ready.
 #[test]
-fn a_connection_that_the_peer_rejects_late_is_over() {
+fn a_connection_that_the_peer_rejects_late_has_ended() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     for stage in ["Established", "EstablishedHere", "Ending"] {
         cm.silence(true);
@@ -272,9 +273,9 @@ fn a_connection_that_the_peer_rejects_late_is_over() {
     }
 }
 
-/// As in software: the peer may call it established already.
+/// As in software: the peer may already consider it established.
 #[test]
-fn the_end_of_a_connection_that_was_accepted_is_told() {
+fn the_end_of_an_accepted_connection_is_reported() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -286,9 +287,9 @@ fn the_end_of_a_connection_that_was_accepted_is_told() {
     assert_eq!(host.state(qp.unwrap()), QpState::Error);
 }
 
-/// A library that fails whenever it is asked for an event does not keep attempts from being given up.
+/// A library that fails at every query of an event does not keep attempts from timing out.
 #[test]
-fn events_that_cannot_be_taken_hold_up_nothing_else() {
+fn unreadable_events_do_not_block_timeouts() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -312,14 +313,14 @@ fn events_that_cannot_be_taken_hold_up_nothing_else() {
 }
 
 #[test]
-fn a_flood_of_events_does_not_hold_a_poll() {
+fn a_flood_of_events_does_not_block_a_poll() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
     let (_, qp, _) = bring(&mut host, &cm, "Established", 0);
     let before = cm.live_objects();
     for n in 0..10_000 {
-        // Of the connection, and of nobody.
+        // For the connection, and for none.
         cm.raise(if n % 2 == 0 { 0 } else { -1 }, n % 4 * 11, 0);
     }
     let mut most = 0;
@@ -336,7 +337,7 @@ fn a_flood_of_events_does_not_hold_a_poll() {
 }
 
 #[test]
-fn private_data_is_as_long_as_it_can_be() {
+fn private_data_is_limited_to_its_maximum() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     for (length, is_null, expected) in [(0, false, 0), (255, false, PrivateData::MAX), (255, true, 0)] {
         cm.private_data(Some(length), is_null);
@@ -359,7 +360,7 @@ fn private_data_is_as_long_as_it_can_be() {
 }
 
 #[test]
-fn requests_without_end_and_a_listener_that_goes_leave_nothing() {
+fn endless_requests_and_a_destroyed_listener_leave_nothing() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     let mut host = Host::new(&stub, &cm);
     cm.silence(true);
@@ -371,7 +372,7 @@ fn requests_without_end_and_a_listener_that_goes_leave_nothing() {
     for _ in 0..100 {
         let had = cm.live_objects();
         cm.raise(0, CONNECT_REQUEST, 0);
-        // The newest is whom the request made; the listener is the oldest.
+        // The newest is that of the request; the listener is the oldest.
         assert_eq!(cm.live_objects(), had + 2);
         let events = host.poll();
         for event in &events {
@@ -381,7 +382,7 @@ fn requests_without_end_and_a_listener_that_goes_leave_nothing() {
         }
     }
     assert_eq!((requests, cm.live_objects()), (100, idle));
-    // Nobody takes them: as many as there is room for are kept, and the others are told no.
+    // They are not taken: as many as there is room for are kept, and the others are rejected.
     for n in 0..1000 {
         let newer = cm.live_objects() - idle;
         cm.raise(newer, CONNECT_REQUEST, 0);
@@ -391,7 +392,7 @@ fn requests_without_end_and_a_listener_that_goes_leave_nothing() {
     }
     let kept = cm.live_objects() - idle;
     assert!(kept > 0);
-    // They come as the listener goes: some are known, some are not looked at yet.
+    // They arrive while the listener is destroyed: some are known, some are not processed yet.
     cm.raise(kept, CONNECT_REQUEST, 0);
     host.context.unlisten(listener).unwrap();
     assert_eq!(host.poll(), []);
@@ -399,7 +400,7 @@ fn requests_without_end_and_a_listener_that_goes_leave_nothing() {
 }
 
 #[test]
-fn peers_that_never_answer_cost_nothing_when_their_time_is_over() {
+fn peers_that_never_answer_leave_nothing_after_their_timeout() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -421,7 +422,7 @@ fn peers_that_never_answer_cost_nothing_when_their_time_is_over() {
             }
         }
         if round == 2 {
-            // In the middle of it all the context goes.
+            // The context is dropped at any moment.
             break;
         }
         host.poll();
@@ -443,7 +444,7 @@ fn peers_that_never_answer_cost_nothing_when_their_time_is_over() {
 }
 
 #[test]
-fn two_contexts_on_one_card_connect_and_part_again_and_again() {
+fn two_contexts_on_one_card_connect_and_disconnect_repeatedly() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     let mut hosts = [Host::new(&stub, &cm), Host::new(&stub, &cm)];
     for round in 0..10 {

@@ -19,7 +19,7 @@ fn connected() -> (Context, Qp, Cq, Mr) {
 }
 
 #[test]
-fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
+fn lists_are_posted_in_order_up_to_the_first_refused_request() {
     let (mut context, qp, cq, mr) = connected();
     let pieces: Vec<[Sge; 1]> = (0..6).map(|n| [Sge { mr, offset: 8 * n, length: 8 }]).collect();
     let receives: Vec<_> =
@@ -65,11 +65,11 @@ fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
     assert_eq!((of(false), of(true)), (vec![0, 1, 2, 3], vec![100, 101, 102, 103]));
     assert_eq!(&context.bytes(mr).unwrap()[..40], b"in orderin orderin orderin order\0\0\0\0\0\0\0\0");
 
-    // Nothing more: the room stays as it is.
+    // Nothing more: `room` is unchanged.
     let before = room;
     assert_eq!(context.poll_cq_into(cq, &mut room).unwrap(), 0);
     assert_eq!(room, before);
-    // What is refused first leaves nothing behind.
+    // A list whose first request is refused leaves nothing posted.
     context.modify_qp(qp, Transition::Reset).unwrap();
     let refused = context.post_sends(qp, &sends[..2]).unwrap_err();
     assert!(matches!(refused, PostError { posted: 0, source: Error::State { .. }, .. }), "{refused:?}");
@@ -78,7 +78,7 @@ fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
 }
 
 #[test]
-fn a_shared_receive_queue_takes_lists_as_well() {
+fn a_shared_receive_queue_accepts_lists_too() {
     let (mut context, _, _, mr) = connected();
     let pd = context.alloc_pd().unwrap();
     let srq = context.create_srq(&SrqConfig::new(pd).max_wr(2).max_sge(1)).unwrap();

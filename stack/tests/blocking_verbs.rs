@@ -1,4 +1,4 @@
-//! The verbs that wait, and a context's time: it goes on in them, and in whatever drives the context after them.
+//! Blocking verbs, and a context's time: it advances in them, and in all loops that drive the context after them.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -13,16 +13,16 @@ use ferroce::*;
 const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 const LONG: Duration = Duration::from_secs(20);
-/// Three times the ACK timer of [`Lonely`], and room for a machine that is busy.
+/// Three times the ACK timer of [`Lonely`], with margin for a busy machine.
 const SOON: Duration = Duration::from_millis(300);
 
-/// A queue pair whose peer never answers: its ACK timer is 4.2 ms, and it repeats twice.
+/// A queue pair whose peer never answers: its ACK timer is 4.2 ms, with two retries.
 struct Lonely {
     context: Context,
     pd: Pd,
     cq: Cq,
     qp: Qp,
-    /// The other end of the cable, which nobody looks at.
+    /// The other end of the cable, which is not polled.
     _peer: Loopback,
 }
 
@@ -44,7 +44,7 @@ impl Lonely {
         post(&mut self.context, self.qp);
     }
 
-    /// Connects in vain: so many tries of 268 ms.
+    /// Connects without an answer: this many tries of 268 ms.
     fn connect(&mut self, tries: u8) -> Result<CmId, Error> {
         let parameters = ConnectionParameters::default().cm_timeout(16).cm_retries(tries - 1);
         let qp = self.context.create_qp(&QpConfig::rc(self.pd, self.cq))?;
@@ -52,7 +52,7 @@ impl Lonely {
         self.context.connect(qp, SocketAddr::new(PEER, 7), &parameters)
     }
 
-    /// The end of what is posted, by a clock of the application's.
+    /// Waits for the end of posted work, with a clock of the application.
     fn ends_by(&mut self, mut poll: impl FnMut(&mut Context)) {
         self.post();
         let start = Instant::now();
@@ -80,7 +80,7 @@ fn assert_ended_soon(status: WcStatus, start: Instant) {
     assert!(took < SOON, "{took:?}");
 }
 
-/// The same by a runner. Returns the context.
+/// The same with a runner. Returns the context.
 fn ends_by_a_runner(context: Context, cq: Cq, qp: Qp) -> Context {
     let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
     let mut handle = runner.handle(&HandleConfig::default()).unwrap();
@@ -95,7 +95,7 @@ fn ends_by_a_runner(context: Context, cq: Cq, qp: Qp) -> Context {
 }
 
 #[test]
-fn waits_that_are_shorter_than_a_timer_bring_it_on() {
+fn timers_advance_in_short_waits() {
     for slice in [Duration::ZERO, Duration::from_micros(100), Duration::from_millis(2), LONG] {
         let mut end = Lonely::new();
         end.post();
@@ -122,9 +122,9 @@ fn waits_that_are_shorter_than_a_timer_bring_it_on() {
     assert!(start.elapsed() < Duration::from_secs(3));
 }
 
-/// What an application does between two waits is time as well.
+/// Time between two waits counts too.
 #[test]
-fn time_between_waits_passes_too() {
+fn time_between_waits_counts() {
     let mut end = Lonely::new();
     end.post();
     let start = Instant::now();
@@ -138,7 +138,7 @@ fn time_between_waits_passes_too() {
 }
 
 #[test]
-fn a_loop_after_a_verb_that_waits_goes_on_where_time_was() {
+fn a_loop_continues_the_time_of_a_blocking_verb() {
     let after_a_wait = || {
         let mut end = Lonely::new();
         end.connect(6).unwrap();
@@ -155,9 +155,9 @@ fn a_loop_after_a_verb_that_waits_goes_on_where_time_was() {
     ends_by_a_runner(context, cq, qp);
 }
 
-/// An application's own clock may read what it likes.
+/// An application's own clock may have any value.
 #[test]
-fn loops_go_on_from_what_the_application_has_told() {
+fn loops_continue_from_the_applications_time() {
     let hour = Nanos::ZERO + Duration::from_secs(3600);
     let told = || {
         let mut end = Lonely::new();
@@ -186,13 +186,13 @@ fn time_never_goes_back() {
         end.context.poll(Nanos(told)).unwrap();
         assert_eq!(end.context.now(), Nanos(now));
     }
-    // It would never go on from a time that never comes.
+    // It could not continue from a time that is never reached.
     for late in [Nanos(1 << 63), Nanos::NEVER] {
         let error = end.context.poll(late).unwrap_err();
         assert!(error.to_string().starts_with(&format!("now = {}: below", late.0)), "{error}");
         assert_eq!(end.context.now(), Nanos(6));
     }
-    // A loop that is behind does not sleep past a timer.
+    // A loop whose clock is behind does not sleep past a timer.
     end.post();
     end.context.poll(Nanos(1_000_000_000)).unwrap();
     let quiet = end.context.quiet_for(Nanos(0)).unwrap();
@@ -200,7 +200,7 @@ fn time_never_goes_back() {
 }
 
 #[test]
-fn one_runner_after_another_goes_on_where_time_was() {
+fn a_runner_continues_the_time_of_the_previous_one() {
     let Lonely { context, cq, qp, _peer, .. } = Lonely::new();
     let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
     let mut handle = runner.handle(&HandleConfig::default()).unwrap();
@@ -211,9 +211,9 @@ fn one_runner_after_another_goes_on_where_time_was() {
     ends_by_a_runner(runner.stop().context, cq, qp);
 }
 
-/// Two loops that take turns do not drive time ahead.
+/// Two loops that alternate do not advance time too far.
 #[test]
-fn pollers_that_take_turns_agree_on_the_time() {
+fn alternating_pollers_have_the_same_time() {
     let mut end = Lonely::new();
     let mut old = Poller::spinning();
     old.poll(&mut end.context).unwrap();
@@ -228,9 +228,9 @@ fn pollers_that_take_turns_agree_on_the_time() {
     assert!(told < passed + Duration::from_millis(5), "{told:?} of {passed:?}");
 }
 
-/// What is asked for and given up at once leaves nothing that holds the next request up.
+/// A request that is given up immediately must not delay the next one.
 #[test]
-fn a_thousand_attempts_of_no_time_hold_nothing_up() {
+fn a_thousand_attempts_with_zero_timeout_delay_nothing() {
     let (port, peer) = loopback::pair(&[HERE], &[PEER]);
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
@@ -241,7 +241,7 @@ fn a_thousand_attempts_of_no_time_hold_nothing_up() {
     for _ in 0..1000 {
         let outcome = context.connect_blocking(qp, to, &parameters, Duration::ZERO);
         assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
-        // And by the verb that does not wait, without a poll in between.
+        // The same with the nonblocking verb, without a poll in between.
         let id = context.connect(qp, to, &parameters).unwrap();
         context.disconnect(id).unwrap();
     }
@@ -257,7 +257,7 @@ fn a_thousand_attempts_of_no_time_hold_nothing_up() {
                 {
                     let qp = peer.create_qp(&QpConfig::rc(pd, cq)).unwrap();
                     peer.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
-                    // One that was given up is over already.
+                    // An attempt that was given up has ended already.
                     _ = peer.accept(request.id, qp, &ConnectionParameters::default());
                 }
             }

@@ -1,4 +1,4 @@
-//! Memory of a GPU that is registered with a card: by its dma-buf, or with an error that says what to do.
+//! GPU memory that is registered with a card: by its dma-buf, or an error with the remedy.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -28,7 +28,7 @@ fn completed(context: &mut Context, cq: Cq, now: &mut u64) -> WorkCompletion {
 }
 
 #[test]
-fn it_is_reached_by_the_card_and_read_by_the_device() {
+fn gpu_memory_is_accessed_by_the_card_and_read_by_the_device() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     stub.set_vendor(INTEL);
     let mut context = open(&stub);
@@ -53,7 +53,7 @@ fn it_is_reached_by_the_card_and_read_by_the_device() {
     let sges = [gpu.sge(5..12)];
     for (wr_id, op) in [
         (1, SendOp::Write(context.remote(host).unwrap().at(100))),
-        // Back, to another place.
+        // Back, to another offset.
         (2, SendOp::Read(context.remote(host).unwrap().at(98))),
     ] {
         let (data, flags) = (Data::Sges(&sges), SendFlags::SIGNALED);
@@ -89,7 +89,7 @@ fn it_is_reached_by_the_card_and_read_by_the_device() {
 }
 
 #[test]
-fn a_refusal_says_what_to_do_and_gives_the_memory_back() {
+fn a_refusal_has_a_remedy_and_returns_the_memory() {
     type Wrong = fn(&Stub) -> FileGpu;
     let kept: Wrong = |_| FileGpu { offset: 0, keeps: true };
     let not_taken: Wrong = |stub| {
@@ -133,7 +133,7 @@ fn a_refusal_says_what_to_do_and_gives_the_memory_back() {
             assert!(text.contains(remedy), "{text}");
         }
         assert_eq!((memory.kind(), descriptors(file)), (MemoryKind::Device, 1));
-        // What the card has goes on.
+        // The card continues to work.
         let host = context.register(pd, Memory::zeroed(LEN).unwrap(), rights).unwrap();
         context.deregister(host).unwrap();
         context.dealloc_pd(pd).unwrap();

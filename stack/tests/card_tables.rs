@@ -10,7 +10,7 @@ use ferroce_driver_test_support::rnic_stub::Stub;
 const GID_CHANGE: i32 = 18;
 
 #[test]
-fn a_row_that_was_chosen_stays_the_only_one_when_the_kernel_tells_of_a_change() {
+fn a_chosen_gid_stays_the_only_one_after_a_change() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let verbs = Verbs::load_from(stub.path()).unwrap();
     let all = RnicPort::open_by(&verbs, "stub0", None, None).unwrap();
@@ -32,7 +32,7 @@ fn a_row_that_was_chosen_stays_the_only_one_when_the_kernel_tells_of_a_change() 
     assert!(stub.raise(GID_CHANGE, 1) > 0);
     for (context, count) in &mut contexts {
         let before = context.port().gids.clone();
-        // Events are looked for once in so many polls.
+        // Events are checked once in several polls.
         for n in 1..5000 {
             context.poll(Nanos(n)).unwrap();
         }

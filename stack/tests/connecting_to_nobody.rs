@@ -1,4 +1,4 @@
-//! Connecting to who is not there: how it ends, how soon, and what is said; and the verbs that wait.
+//! Connecting to a host that does not exist: the result, its time, and the error; and the blocking verbs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
@@ -36,7 +36,7 @@ impl End {
         qp
     }
 
-    /// Connects in vain, with what rdma_cm does by default (69 s). Returns what is said, and how long it took.
+    /// Connects without success, with rdma_cm's defaults (69 s). Returns the error, and the duration.
     fn connect(&mut self, peer: IpAddr) -> (Error, Duration) {
         let (qp, start) = (self.qp(), Instant::now());
         let to = SocketAddr::new(peer, PORT);
@@ -58,14 +58,14 @@ fn udp(address: IpAddr) -> Box<dyn PacketDriver> {
 }
 
 #[test]
-fn a_host_without_roce_says_so_at_once() {
+fn a_host_without_roce_refuses_at_once() {
     let mut end = End::new(udp(ip("127.81.0.1")));
     let peer = ip("127.81.0.2");
     let (error, took) = end.connect(peer);
     let reason = Unreachable::Refused { peer, from: peer, reason: RefusalReason::Port };
     assert!(matches!(error, Error::Unreachable(of) if of == reason), "{error:?}");
     assert!(took < Duration::from_secs(1), "{took:?}");
-    // The same of a search for a datagram service; and an event says it to who does not wait.
+    // The same for a search for a datagram service; and an event reports it to a program that does not wait.
     let search =
         end.context.resolve_blocking(SocketAddr::new(peer, PORT), &ConnectionParameters::default(), LONG);
     assert!(matches!(search, Err(Error::Unreachable(of)) if of == reason), "{search:?}");
@@ -76,7 +76,7 @@ fn a_host_without_roce_says_so_at_once() {
 
 #[cfg(feature = "af_xdp")]
 #[test]
-fn hosts_that_are_not_there_and_those_that_refuse() {
+fn hosts_that_do_not_exist_and_hosts_that_refuse() {
     let Some(namespaces) = Namespaces::new(1500) else { return };
     namespaces::ip(&format!("-n {} route add prohibit 198.51.100.0/24", namespaces.b));
     namespaces::ip(&format!("-n {} route add 198.51.100.0/24 via 10.9.0.2", namespaces.a));
@@ -101,7 +101,7 @@ fn hosts_that_are_not_there_and_those_that_refuse() {
         let (error, took) = end.connect(ip("198.51.100.7"));
         let said = "packets to 198.51.100.7 come back: administratively prohibited (ICMP, from 10.9.0.2)";
         assert!(error.to_string() == said && took < at_once, "{error}, {took:?}");
-        // The kernel asks three times for a neighbour, a second apart.
+        // The kernel sends three ARP requests, one per second.
         let (error, took) = end.connect(ip("10.9.0.77"));
         assert!(matches!(error, Error::Unreachable(_)) && took < Duration::from_secs(5), "{error}, {took:?}");
         if over_udp {
@@ -116,9 +116,9 @@ fn hosts_that_are_not_there_and_those_that_refuse() {
     }
 }
 
-/// A host that drops what it does not want says nothing, and the application's patience decides.
+/// A host that drops unwanted packets does not answer, and the application's timeout applies.
 #[test]
-fn silence_ends_with_the_timeout_and_names_whom() {
+fn silence_ends_with_the_timeout_and_names_the_peer() {
     let [own, deaf] = [ip("10.0.0.1"), ip("10.0.0.2")];
     let (port, _deaf) = loopback::pair(&[own], &[deaf]);
     let mut end = End::new(Box::new(port));
@@ -135,7 +135,7 @@ fn silence_ends_with_the_timeout_and_names_whom() {
 }
 
 #[test]
-fn two_ends_that_wait_find_each_other() {
+fn two_blocking_ends_connect() {
     let [own, other] = [ip("10.0.0.1"), ip("10.0.0.2")];
     let (a, b) = loopback::pair(&[own], &[other]);
     let (mut a, mut b) = (End::new(Box::new(a)), End::new(Box::new(b)));
@@ -157,7 +157,7 @@ fn two_ends_that_wait_find_each_other() {
                 panic!("no search");
             };
             b.context.reject(search.id, &[]).unwrap();
-            // Until the other end is gone.
+            // Until the other end has disconnected.
             assert!(matches!(b.context.wait_cm_event(LONG).unwrap(), Some(CmEvent::Disconnected { .. })));
         });
         let qp = a.qp();
@@ -181,7 +181,7 @@ fn two_ends_that_wait_find_each_other() {
     });
 }
 
-/// What waits for a next hop that is not found says why, and leaves nothing behind.
+/// An object that waits for a next hop that is not found reports why, and leaves no state.
 #[cfg(feature = "af_xdp")]
 #[test]
 fn verbs_that_wait_for_a_next_hop_in_vain() {
@@ -204,15 +204,15 @@ fn verbs_that_wait_for_a_next_hop_in_vain() {
     let error = end.context.create_ah_blocking(end.pd, &way, LONG).unwrap_err();
     assert_eq!(error.to_string(), "10.9.0.77 does not answer ARP");
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    // That of the queue pair which nobody waited for.
+    // The event of the queue pair for which no call waited.
     assert!(matches!(end.context.next_event(), Some(Event::QpUnreachable { qp: of, .. }) if of == late));
     assert_eq!(end.context.next_event(), None);
     end.context.dealloc_pd(end.pd).unwrap_err();
 }
 
-/// Attempts that were given up do not take the answer of the next one.
+/// Attempts that were given up do not consume the answer of the next one.
 #[test]
-fn an_attempt_after_others_that_were_given_up_is_answered_at_once() {
+fn an_attempt_after_abandoned_ones_is_answered_at_once() {
     let mut end = End::new(udp(ip("127.81.0.3")));
     for peer in ["127.81.0.4", "127.81.0.5"].map(ip) {
         let to = SocketAddr::new(peer, PORT);

@@ -1,5 +1,4 @@
-//! 1,000 connections over AF_XDP between two namespaces, beside a flood of requests from hosts that are not
-//! there.
+//! 1,000 connections over AF_XDP between two namespaces, during a flood of requests from hosts that do not exist.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 #![cfg(feature = "af_xdp")]
@@ -14,7 +13,7 @@ use ferroce::{Nanos, PacketDriver};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 use ferroce_test_support::strangers::{self, Outcome, Plan};
 
-/// One such request stopped the context for 3 s, and ended innocent connections with `RetryExcErr`.
+/// One such request used to stop the context for 3 s, and ended other connections with `RetryExcErr`.
 #[test]
 fn strangers_end_no_connection() {
     let Some(namespaces) = Namespaces::new(1500) else { return };
@@ -25,18 +24,18 @@ fn strangers_end_no_connection() {
     println!("{outcome}");
     let Outcome { asked, accepted, refused, .. } = outcome;
     assert!(asked > 1000, "{asked} requests");
-    // All of them were heard, unless the port lost some.
+    // All of them were received, except those that the port lost.
     assert!(accepted > 100 && accepted + refused > asked / 2, "{accepted} accepted and {refused} refused");
 }
 
-/// Frames by queue, and those that were lost.
+/// Frames by queue, and lost frames.
 #[derive(Debug, Default)]
 struct Heard {
     by_queue: Vec<u64>,
     lost: u64,
 }
 
-/// A port that tells how many frames each of its queues has brought.
+/// A port that reports how many frames each of its queues has received.
 struct Told {
     port: AfXdp,
     heard: Arc<Mutex<Heard>>,
@@ -68,7 +67,7 @@ impl Drop for Told {
     }
 }
 
-/// 64 connections, made by QP1, over all queues of an interface that has four, and over one of them.
+/// 64 connections, made with QP1, over all four queues of an interface, and over one of them.
 #[test]
 fn connections_come_over_all_queues() {
     let Some(namespaces) = Namespaces::with_queues(1500, 4) else { return };
@@ -94,7 +93,7 @@ fn connections_come_over_all_queues() {
     }
 }
 
-/// A socket's answers to them wait for ARP in the kernel. They took the send buffer of everybody's packets.
+/// A socket's answers to them wait for ARP in the kernel. They used to occupy the send buffer for all other packets.
 #[test]
 fn strangers_do_not_stop_a_socket() {
     let Some(namespaces) = Namespaces::new(1500) else { return };

@@ -1,5 +1,5 @@
-//! Queue pairs to one destination share its window: a way there whose queue holds what one queue pair may have in
-//! flight loses nothing however many there are.
+//! Queue pairs to one destination share its window: a path whose queue holds the window of one queue pair loses nothing,
+//! however many there are.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ const MESSAGE: u32 = 1 << 16;
 /// 67 ms.
 const TIMEOUT: u8 = 14;
 
-/// 1 Gb/s, with a queue of so many frames of path MTU 1024.
+/// 1 Gb/s, with a queue of this many frames of path MTU 1024.
 fn bottleneck(frames: u64) -> LinkConfig {
     LinkConfig::default().delay(Duration::from_micros(50)).rate(1_000_000_000).queue_limit(frames * 1130)
 }
@@ -35,7 +35,7 @@ fn post_long(pair: &mut Pair, number: usize, op: SendOp, length: u32) {
     end.context.post_send(end.qps[number], &wr).unwrap();
 }
 
-/// Goes on until so many messages are complete.
+/// Runs until this many messages are complete.
 fn complete(pair: &mut Pair, mut messages: usize) {
     while messages > 0 {
         match pair.ends[0].context.poll_cq(pair.ends[0].cq).unwrap() {
@@ -54,7 +54,7 @@ fn many_queue_pairs_overrun_no_queue_that_holds_one_window() {
     for (reads, qps, messages) in
         [(false, 1, 40), (false, 8, 10), (false, 64, 4), (false, 200, 2), (true, 1, 40), (true, 8, 10)]
     {
-        // Each queue pair may have 4 packets besides, or a READ, whatever the others have.
+        // Each queue pair may have 4 more packets, or a READ, whatever the others have.
         let each = if reads { u64::from(MESSAGE / 1024) } else { 4 };
         let queue = bottleneck(window + each * qps as u64);
         let mut pair = Pair::new(15, queue, Setup { qps, timeout: TIMEOUT, ..Setup::default() });
@@ -79,7 +79,7 @@ fn many_queue_pairs_overrun_no_queue_that_holds_one_window() {
     }
 }
 
-/// How long four messages of one queue pair take beside another that has always work, and came first.
+/// The time of four messages of one queue pair during traffic of another one that started earlier and always has work.
 fn latecomer(op: fn(RemoteAddress) -> SendOp, length: u32) -> Duration {
     let setup = Setup { qps: 2, timeout: TIMEOUT, ..Setup::default() };
     let mut pair = Pair::new(16, bottleneck(4000), setup);
@@ -117,26 +117,26 @@ fn latecomer(op: fn(RemoteAddress) -> SendOp, length: u32) -> Duration {
 }
 
 #[test]
-fn a_latecomer_has_its_share() {
+fn a_latecomer_gets_its_share() {
     // Before the first of them are 4.6 ms of the other's packets; with equal shares then 4.6 ms for all.
     let took = latecomer(SendOp::Write, MESSAGE);
     assert!(took < Duration::from_millis(12), "{took:?}");
 }
 
-/// Responses come from the destination, and what goes there has nothing to do with them.
+/// Responses are sent by the destination, and are independent of what is sent to it.
 #[test]
-fn reads_hold_up_no_writes() {
+fn reads_do_not_delay_writes() {
     for length in [MESSAGE, 1 << 20] {
-        // 2.3 ms on a link of its own, on whose way back are READ requests and ACKs.
+        // 2.3 ms on a separate link, with READ requests and ACKs in the other direction.
         let took = latecomer(SendOp::Read, length);
         assert!(took < Duration::from_millis(6), "READs of {length} bytes: {took:?}");
     }
 }
 
-/// What is lost for good at queue pairs that are gone fills the window until their ACK timers have run out.
-/// Meanwhile others go on, and afterwards they have the whole link, although every timeout has it sent again.
+/// Lost packets of queue pairs whose peers are gone fill the window until their ACK timers have expired. Meanwhile others
+/// make progress, and afterwards they have the whole link, although every timeout causes a retransmission.
 #[test]
-fn queue_pairs_without_a_peer_stop_no_other() {
+fn queue_pairs_without_a_peer_do_not_stop_others() {
     for dead in [1, 64] {
         let setup = Setup { qps: dead + 1, timeout: TIMEOUT, ..Setup::default() };
         let mut pair = Pair::new(16, bottleneck(4000), setup);
@@ -156,7 +156,7 @@ fn queue_pairs_without_a_peer_stop_no_other() {
         for _ in 0..16 {
             post(&mut pair, dead, SendOp::Write(far));
         }
-        // Messages in each time of an ACK timer, and when the last queue pair without a peer gave up.
+        // Messages in each period of an ACK timer, and when the last queue pair without a peer gave up.
         let mut done = [0; 9];
         let mut given_up = Duration::ZERO;
         loop {
@@ -174,15 +174,15 @@ fn queue_pairs_without_a_peer_stop_no_other() {
             }
         }
         println!("{dead} without a peer until {given_up:?}: {done:?} messages each 67 ms");
-        // 118 is what the link carries. 4 packets a round trip of 0.14 ms are 30.
+        // 118 is the link's capacity. 4 packets per round trip of 0.14 ms are 30.
         assert!(given_up > Duration::from_millis(500), "{given_up:?}");
         assert!(done[0] >= 25, "{dead} without a peer: {done:?}");
         assert!(done[1..].iter().all(|messages| *messages >= 100), "{dead} without a peer: {done:?}");
     }
 }
 
-/// After an outage that runs every ACK timer out nothing more is lost: what is sent to find out whether the peer is
-/// there again is a quarter of the window, and each may have 4 packets besides.
+/// After an outage in which every ACK timer expires nothing more is lost: the packets to probe whether the peer is there
+/// again are a quarter of the window, and each queue pair may have 4 more.
 #[test]
 fn many_queue_pairs_resume_after_an_outage() {
     const QPS: usize = 64;

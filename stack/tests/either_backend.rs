@@ -1,4 +1,5 @@
-//! `examples/write.rs`, as it is: on the software stack, and on a card. Over rdma_rxe it is in `tools/tests/rxe/hardware.rs`.
+//! `examples/write.rs`, unchanged: on the software stack, and on an RNIC. For rdma_rxe it is in
+//! `tools/tests/rxe/hardware.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -29,11 +30,12 @@ fn run([listens, connects]: [&'static str; 2], address: &'static str) {
 
 #[test]
 fn in_software() {
-    // Addresses of the loopback interface that nobody else takes.
+    // Addresses of the loopback interface that no other test uses.
     run(["udp:127.71.0.1", "udp:127.71.0.2"], "127.71.0.1:7000");
 }
 
-/// The libibverbs of the tests, which is loaded by its name; so this test runs itself where that is the first to be found.
+/// The libibverbs of the tests, which is loaded by its name; so this test runs itself with a library path in which it is
+/// first.
 #[test]
 fn on_a_card() {
     const INSIDE: &str = "FERROCE_TEST_INSIDE";

@@ -1,4 +1,4 @@
-//! Two ends that tell each other who they are, and connect by one call each.
+//! Two ends that exchange endpoints, and connect by one call each.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ fn pair() -> [Context; 2] {
     [near, far].map(|port| Context::open(Box::new(port), &Config::default()).expect("as set up"))
 }
 
-/// Over both kinds of connection and both IP versions, what is told as text or as bytes.
+/// Over both kinds of connection and both IP versions, with the endpoints as text or as bytes.
 #[test]
 fn a_handshake_connects() {
     for make in [QpConfig::rc, QpConfig::uc] {
@@ -56,7 +56,7 @@ fn a_handshake_connects() {
     }
 }
 
-/// Each kind of peer is reached from the address of its kind; where there is none, the error names the peer and the port.
+/// Each kind of peer is reached from an address of its kind; without one, the error names the peer and the port.
 #[test]
 fn an_endpoint_for_a_peer_has_the_address_that_reaches_it() {
     let [mut end, _] = pair();
@@ -100,9 +100,9 @@ fn datagrams_start_in_one_call() {
     }
 }
 
-/// A GID alone names the row; one that it does not name would be connected as another one.
+/// The GID alone determines the table entry; an endpoint with another GID would be connected wrongly.
 #[test]
-fn an_endpoint_is_of_a_row_that_its_gid_names() {
+fn an_endpoint_must_match_its_gid_table_entry() {
     let [near, far] = addresses();
     let (near, _far) = loopback::pair(&near, &far);
     let mut end = Context::open(Box::new(near), &Config::default().roce_v1(true)).expect("as set up");
@@ -123,7 +123,7 @@ fn an_endpoint_is_of_a_row_that_its_gid_names() {
 }
 
 #[test]
-fn a_handshake_with_what_is_not_its_own_is_refused() {
+fn a_handshake_with_a_foreign_endpoint_is_refused() {
     let mut ends = pair();
     let end = &mut ends[0];
     let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
@@ -140,12 +140,12 @@ fn a_handshake_with_what_is_not_its_own_is_refused() {
     let said = end.handshake(qp, &elsewhere, &local).unwrap_err().to_string();
     assert!(said.contains("an endpoint with a RoCE v2 GID of"), "{said}");
     assert_eq!(end.query_qp(qp).expect("as set up").state, QpState::Reset, "nothing has changed");
-    // A transition that is refused: the queue pair is in RESET again.
+    // A refused transition: the queue pair is in RESET again.
     let other_version = Endpoint::new(Gid::from(addresses()[1][1]), Qpn::new(9), Psn::new(9));
     let said = end.handshake(qp, &local, &other_version).unwrap_err().to_string();
     assert!(said.contains("IP version"), "{said}");
     assert_eq!(end.query_qp(qp).expect("as set up").state, QpState::Reset);
-    // Who narrows the rights does it before.
+    // Rights are narrowed before.
     end.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ }).expect("as set up");
     end.handshake(qp, &local, &Endpoint::new(Gid::from(addresses()[1][0]), Qpn::new(9), Psn::new(9)))
         .expect("as set up");
@@ -153,9 +153,9 @@ fn a_handshake_with_what_is_not_its_own_is_refused() {
     assert_eq!((attributes.state, attributes.access), (QpState::Rts, Access::REMOTE_READ));
 }
 
-/// A refused verb changes nothing. From INIT the queue pair could not go back behind RTR.
+/// A refused verb changes nothing. From INIT the queue pair could not go back from RTR.
 #[test]
-fn a_handshake_that_is_refused_leaves_the_queue_pair_where_it_was() {
+fn a_refused_handshake_leaves_the_queue_pair_unchanged() {
     let [mut end, _other] = pair();
     let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
     let peer = Gid::from(addresses()[1][0]);
@@ -170,7 +170,7 @@ fn a_handshake_that_is_refused_leaves_the_queue_pair_where_it_was() {
         let local = end.endpoint(qp, 0).expect("as set up");
         let error = end.handshake(qp, &local, &remote).unwrap_err();
         assert_eq!(end.query_qp(qp).expect("as set up"), before, "{error}");
-        // Nothing is in the way of the right one.
+        // Nothing prevents the valid one.
         end.handshake(qp, &local, &Endpoint::new(peer, Qpn::new(9), Psn::new(9))).expect("as set up");
     }
 }
@@ -187,7 +187,7 @@ fn a_host_with_link_local_addresses_alone_has_a_gid_for_every_ipv6_peer() {
 }
 
 #[test]
-fn errors_are_printed_as_they_read() {
+fn errors_print_the_same_with_debug_and_display() {
     let error = "192.0.2.1".parse::<Endpoint>().unwrap_err();
     assert_eq!(format!("{error:?}"), error.to_string());
 }
@@ -202,9 +202,9 @@ fn a_piece_that_ends_before_it_starts_is_refused() {
     let _ = mr.sge(8..7);
 }
 
-/// The text of each, in any format that serde knows.
+/// The text of each, in any serde format.
 #[test]
-fn serde_has_the_text() {
+fn serde_uses_the_text_form() {
     let text = "192.0.2.1/qpn=0x000011/psn=0x123456/mtu=1024/rd_atomic=16";
     let endpoint: Endpoint = text.parse().expect("an endpoint");
     let memory: RemoteMemory = "addr=0x1000/rkey=0x00c0ffee/length=64".parse().expect("memory");

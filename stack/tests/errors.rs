@@ -1,4 +1,4 @@
-//! What the errors of the verbs say: the attribute, its value, and what would be right.
+//! The texts of the verbs' errors: the attribute, its value, and the valid ones.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -31,7 +31,7 @@ fn says<T>(result: Result<T, impl Into<Error>>, said: &str) {
     assert!(error.contains(said), "{error}\nwithout: {said}");
 }
 
-/// Connected with itself.
+/// Connected to itself.
 fn connected(end: &mut End) -> Qp {
     let qp = end.context.create_qp(&QpConfig::rc(end.pd, end.cq).max_send_wr(1)).expect("as set up");
     let own = end.context.endpoint(qp, 0).expect("as set up");
@@ -40,7 +40,7 @@ fn connected(end: &mut End) -> Qp {
 }
 
 #[test]
-fn of_an_address() {
+fn errors_of_addresses() {
     let mut end = dual();
     let peer = |text: &str| Gid::from(text.parse::<IpAddr>().expect("an address"));
     let mut ah = |gid, index| end.context.create_ah(end.pd, &AddressVector::new(gid, index));
@@ -61,7 +61,7 @@ fn of_an_address() {
 }
 
 #[test]
-fn of_a_work_request() {
+fn errors_of_work_requests() {
     let mut end = dual();
     let qp = connected(&mut end);
     let remote = RemoteMemory::new(0, RKey::new(1), 8).at(0);
@@ -100,7 +100,7 @@ fn of_a_work_request() {
 }
 
 #[test]
-fn of_a_queue_pair() {
+fn errors_of_queue_pairs() {
     let mut end = dual();
     let qp = connected(&mut end);
     says(
@@ -123,7 +123,7 @@ fn of_a_queue_pair() {
 }
 
 #[test]
-fn of_memory() {
+fn errors_of_memory() {
     let mut end = dual();
     let memory = Memory::shared(64).expect("as set up");
     let address = memory.address().addr().get() as u64;
@@ -148,11 +148,11 @@ fn of_memory() {
 }
 
 #[test]
-fn of_a_connection() {
+fn errors_of_connections() {
     let peer = SocketAddr::from(([192, 0, 2, 2], 7471));
     let (near, far) = loopback::pair(&[[192, 0, 2, 1].into()], &[peer.ip()]);
     let mut server = Context::open(Box::new(far), &Config::default()).expect("as set up");
-    // It hears MADs once its connection manager is in use.
+    // It receives MADs once its connection manager is in use.
     let other = SocketAddr::new(peer.ip(), 1);
     server.listen(PortSpace::Tcp, other, &ListenConfig::default()).expect("as set up");
     let server = Runner::start(server, &RunnerConfig::default().idle(Idle::Block)).expect("as set up");
@@ -174,7 +174,7 @@ fn of_a_connection() {
 }
 
 #[test]
-fn of_a_completion() {
+fn errors_of_completions() {
     let (success, failure) = (WcStatus::Success, WcStatus::LocLenErr);
     let mut completion = WorkCompletion::EMPTY;
     (completion.wr_id, completion.opcode, completion.status) = (7, WcOpcode::Recv, failure);

@@ -1,5 +1,4 @@
-//! Two libraries on one context: each takes the events of its own objects, and what one leaves unread takes nothing from
-//! the other.
+//! Two libraries on one context: each takes the events of its own objects, and unread events of one don't affect the other.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -23,7 +22,7 @@ fn queue_pair(context: &mut Context, pd: Pd, cq: Cq) -> Qp {
     qp
 }
 
-/// Flushes as many receives, of which the completion queue takes fewer: the queue pair fails without a word there.
+/// Flushes this many receives, of which the completion queue holds fewer: the queue pair fails without a completion there.
 fn overflow(context: &mut Context, qp: Qp, receives: u64) {
     for wr_id in 0..receives {
         context.post_recv(qp, &ReceiveWorkRequest { wr_id, sges: &[] }).unwrap();
@@ -56,9 +55,9 @@ fn each_library_takes_the_events_of_its_own_objects() {
     assert_eq!((context.next_event_of(EventSource::Port).unwrap(), context.next_event()), (None, None));
 }
 
-/// The queue was bounded, and what found no room was dropped: a library that did not read took the other's events.
+/// The queue used to be bounded, and events without room were dropped: a library that did not read lost the other's events.
 #[test]
-fn a_library_that_does_not_read_takes_nothing_from_the_other() {
+fn a_library_that_does_not_read_does_not_affect_the_other() {
     let mut context = alone();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
     let silent = context.create_srq(&SrqConfig::new(pd).max_wr(4).max_sge(1)).unwrap();
@@ -74,10 +73,10 @@ fn a_library_that_does_not_read_takes_nothing_from_the_other() {
     });
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
     assert_eq!(context.counters().value(Counter::EventSrqLimitReached), 20_000);
-    // The same news once, until it is read.
+    // The same event is reported once, until it is read.
     assert_eq!(context.next_event_of(silent).unwrap(), Some(Event::SrqLimitReached(silent)));
     assert_eq!(context.next_event_of(silent).unwrap(), None);
-    // The events of what is destroyed go with it.
+    // The events of a destroyed object are removed.
     context.arm_srq(silent, 1).unwrap();
     context.destroy_srq(silent).unwrap();
     assert!(matches!(context.next_event_of(silent), Err(Error::InvalidHandle { .. })));
@@ -86,7 +85,7 @@ fn a_library_that_does_not_read_takes_nothing_from_the_other() {
     assert!(matches!(context.next_event_of(cq), Err(Error::InvalidHandle { .. })));
 }
 
-/// A client whose connections come to two listeners of a server, one with a channel and one without.
+/// A client whose connections are accepted by two listeners of a server, one with a channel and one without.
 struct Two {
     client: Context,
     server: Context,
@@ -143,7 +142,7 @@ fn established(event: Option<CmEvent>, id: CmId) {
 }
 
 #[test]
-fn connections_are_told_where_they_belong() {
+fn connection_events_reach_their_channel() {
     let mut two = Two::new(8);
     let own = two.client.create_cm_channel().unwrap();
     let (a, b) = (two.connect(PORTS[0], Some(own)).unwrap(), two.connect(PORTS[1], None).unwrap());
@@ -151,7 +150,7 @@ fn connections_are_told_where_they_belong() {
     let [first, second] =
         [request(two.server.next_cm_event_of(two.channel).unwrap()), request(two.server.next_cm_event())];
     assert_eq!((two.server.next_cm_event_of(two.channel).unwrap(), two.server.next_cm_event()), (None, None));
-    // A request's connection stays where the listener is, or goes where it is taken to.
+    // A request's connection stays in the listener's channel, or is moved to another one.
     two.accept(first, None);
     two.accept(second, Some(two.channel));
     two.run();
@@ -166,7 +165,7 @@ fn connections_are_told_where_they_belong() {
     assert_eq!(two.client.next_cm_event(), None);
     assert_eq!(two.client.next_cm_event_of(own).unwrap(), Some(CmEvent::Disconnected { id: a }));
     assert_eq!(two.server.next_cm_event_of(two.channel).unwrap(), Some(CmEvent::Disconnected { id: first }));
-    // A channel in use is not destroyed, and one that is gone is not named.
+    // A channel in use is not destroyed, and a destroyed one is refused.
     let error = two.server.destroy_cm_channel(two.channel).unwrap_err().to_string();
     assert!(error.contains("1 listeners and 2 connections"), "{error}");
     let unused = two.client.create_cm_channel().unwrap();
@@ -175,12 +174,12 @@ fn connections_are_told_where_they_belong() {
     assert!(matches!(two.connect(PORTS[0], Some(unused)), Err(Error::InvalidHandle { .. })));
 }
 
-/// A library that does not read its events has no new connections. Its neighbour's go on, and nothing is lost.
+/// A library that does not read its events gets no new connections. Those of others continue, and nothing is lost.
 #[test]
-fn a_full_channel_stops_its_own_connections_alone() {
+fn a_full_channel_stops_only_its_own_connections() {
     let mut two = Two::new(4);
     let silent = two.client.create_cm_channel().unwrap();
-    // Three unread events for each connection that there can be.
+    // Three unread events for each possible connection.
     let (mut refused, mut begun) = (None, 0);
     while refused.is_none() && begun < 1000 {
         match two.connect(PORTS[0], Some(silent)) {
@@ -198,14 +197,14 @@ fn a_full_channel_stops_its_own_connections_alone() {
     assert_eq!(begun, 12);
     let refused = refused.unwrap();
     assert!(refused.contains("CM channel") && refused.contains("does not read"), "{refused}");
-    // The other library does not notice.
+    // The other library is not affected.
     let id = two.connect(PORTS[1], None).unwrap();
     two.run();
     let there = request(two.server.next_cm_event());
     two.accept(there, None);
     two.run();
     established(two.client.next_cm_event(), id);
-    // All of it is there.
+    // All events are there.
     let told = std::iter::from_fn(|| two.client.next_cm_event_of(silent).unwrap());
     assert_eq!(told.filter(|event| matches!(event, CmEvent::Rejected { .. })).count(), 12);
     assert!(two.connect(PORTS[0], Some(silent)).is_ok());

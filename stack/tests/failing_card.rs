@@ -1,5 +1,5 @@
-//! A card whose functions fail one after the other, at each of their calls, or tell nonsense: errors that name the call,
-//! nothing that hangs, nothing that is left behind, and a context that goes on when the card does.
+//! A card whose functions fail one after the other, at each of their calls, or return invalid data: errors name the call,
+//! nothing hangs, nothing is leaked, and a context continues when the card does.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -33,7 +33,7 @@ fn completion(context: &mut Context, cq: Cq, now: &mut u64) -> Result<WorkComple
     panic!("no completion");
 }
 
-/// Calls all that there is of the verbs, and destroys what it has made.
+/// Calls all verbs, and destroys the created objects.
 fn scene(context: &mut Context, now: &mut u64) -> Result<(), Error> {
     context.query_device();
     let pd = context.alloc_pd()?;
@@ -134,11 +134,11 @@ fn scene(context: &mut Context, now: &mut u64) -> Result<(), Error> {
 fn each_function_fails_at_each_of_its_calls() {
     let mut tried = 0;
     for function in FUNCTIONS.into_iter().chain(OPERATIONS) {
-        // One of its own: what can't be destroyed stays.
+        // A separate one, because objects that can't be destroyed stay.
         let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
-        // Multicast needs an interface, and a context counts what is posted itself: the driver's tests have these.
+        // Multicast needs an interface, and a context counts posted receives itself: the driver's tests cover these.
         let is_unused = function.contains("mcast") || function == "ibv_query_srq";
-        // These can't tell, or tell nobody but the log: an object is gone for its owner, whatever the card says.
+        // These can't fail, or are only logged: an object no longer exists for its owner, whatever the card returns.
         let is_silent =
             ["destroy", "dealloc", "close", "free", "ack"].iter().any(|word| function.contains(word));
         let name = function.trim_start_matches('_');
@@ -164,7 +164,7 @@ fn each_function_fails_at_each_of_its_calls() {
             tried += 1;
             let told = error.to_string();
             if is_silent {
-                // What was made on it is busy from then on, and that is told.
+                // Objects on it are busy from then on, which is reported.
                 assert!(told.contains(" of stub0: "), "{function}, call {nth}: {told}");
                 break;
             }
@@ -175,7 +175,7 @@ fn each_function_fails_at_each_of_its_calls() {
             }
             if let Some(mut context) = context {
                 if name == "ibv_get_async_event" {
-                    // A device that can't be asked is gone.
+                    // A device that can't be queried is gone.
                     assert_eq!(context.next_event(), Some(Event::DeviceFatal));
                     assert!(context.poll(Nanos(now + 1)).is_err());
                 } else {
@@ -191,7 +191,7 @@ fn each_function_fails_at_each_of_its_calls() {
 }
 
 #[test]
-fn every_status_is_told() {
+fn every_status_is_reported() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let mut context = open(&stub).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
@@ -211,7 +211,7 @@ fn every_status_is_told() {
                 data: Data::Sges(&[mr.sge(0..8)]),
                 flags: SendFlags::default(),
             };
-            // Errors are told of work that is not signaled, too.
+            // Errors of unsignaled work requests are reported too.
             let flags = if number == 0 { SendFlags::SIGNALED } else { SendFlags::default() };
             context.post_recv(qps[1], &ReceiveWorkRequest { wr_id: 8, sges: &[mr.sge(8..16)] }).unwrap();
             context.post_send(qps[0], &SendWorkRequest { flags, ..wr }).unwrap();
@@ -224,17 +224,17 @@ fn every_status_is_told() {
             };
             let same_number = told.status as u32 == number;
             assert!(same_number || told.status == WcStatus::GeneralErr, "{number}: {told:?}");
-            // The stub tells no length of a send; nor do all cards.
+            // The stub reports no length of a send; nor do all cards.
             let length = if number == 0 { 8 } else { 0 };
             assert_eq!((told.qp, told.byte_len), (qps[0], length), "{number}: {told:?}");
             if number != 0 {
                 assert_ne!(told.status, WcStatus::Success, "{number}");
-                // The stub leaves the queue pair in RTS; what a card does is asked for.
+                // The stub leaves the queue pair in RTS, as the query shows.
                 context.modify_qp(qps[0], Transition::Error).unwrap();
             } else {
                 assert_eq!((told.status, told.opcode), (WcStatus::Success, WcOpcode::Send));
             }
-            // Nothing holds the memory when all has completed.
+            // No references to the memory are left when all work has completed.
             for qp in qps {
                 context.destroy_qp(qp).unwrap();
             }
@@ -245,14 +245,13 @@ fn every_status_is_told() {
     assert_eq!(stub.live_objects(), 0);
 }
 
-/// Nonsense for counts, completions, events, lengths, limits and descriptors: an error or nothing at all, and in any case an
-/// end.
+/// Invalid counts, completions, events, lengths, limits and descriptors: an error or no effect, and it ends in any case.
 #[test]
-fn nonsense_is_an_error_or_nothing() {
+fn invalid_data_is_an_error_or_ignored() {
     for setting in ["GARBAGE", "GARBAGE_POLL", "GARBAGE_EVENT", "GARBAGE_FD", "NULL_OPS"] {
         let Some(stub) = Stub::build(&[setting]) else { return };
         let (mut told, mut now) = (Vec::new(), 0);
-        // The names of devices are nonsense, too.
+        // The names of devices are invalid, too.
         let name = if setting == "GARBAGE" { "x".repeat(64) } else { "stub0".to_owned() };
         match open_named(&stub, &name) {
             Err(error) => told.push(error.to_string()),
@@ -263,7 +262,7 @@ fn nonsense_is_an_error_or_nothing() {
                     })) {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => told.push(error.to_string()),
-                        // The scene itself waits for what does not come.
+                        // The scene itself waits for an event that does not arrive.
                         Err(panic) => {
                             let text = panic.downcast_ref::<&str>().map_or_else(
                                 || panic.downcast_ref::<String>().cloned().unwrap_or_default(),
@@ -292,7 +291,7 @@ fn nonsense_is_an_error_or_nothing() {
 
 /// An address that the stub has.
 #[test]
-fn a_port_of_a_card_that_fails_names_what_there_is() {
+fn errors_of_a_failing_card_name_existing_ports() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let verbs = Verbs::load_from(stub.path()).unwrap();
     let refused = RnicPort::open_by(&verbs, "stub0", Some(9), None).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! The connection manager of a card over a librdmacm whose functions fail one after the other, at each of their calls: an error
-//! that names the call, or an event; nothing that hangs, nothing that is left behind.
+//! The connection manager of a card over a librdmacm whose functions fail one after the other, at each of their calls: an
+//! error that names the call, or an event; nothing hangs, nothing is leaked.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -21,7 +21,7 @@ fn open(stub: &Stub, cm: &RdmaCmStub) -> Context {
     Context::open(port, &Config::default().seed([3; 32])).unwrap()
 }
 
-/// What a step of the scene comes to, if not to what it should.
+/// The result of a step of the scene that fails.
 #[derive(Debug)]
 enum End {
     Failed(Error),
@@ -46,7 +46,7 @@ fn event(context: &mut Context, now: &mut u64) -> Result<CmEvent, End> {
     Err(End::Silent)
 }
 
-/// The next event is what it should be.
+/// The next event is the expected one.
 fn comes(context: &mut Context, now: &mut u64, expected: impl Fn(&CmEvent) -> bool) -> Result<CmEvent, End> {
     let event = event(context, now)?;
     if expected(&event) { Ok(event) } else { Err(End::Told(Box::new(event))) }
@@ -58,9 +58,9 @@ fn initialized(context: &mut Context, pd: Pd, cq: Cq) -> Result<Qp, End> {
     Ok(qp)
 }
 
-/// Connects, is connected to, finds a datagram service and is one.
+/// Connects, accepts, finds a datagram service and provides one.
 fn scene(context: &mut Context, now: &mut u64) -> Result<(), End> {
-    // What an earlier scene has left goes on listening.
+    // Listeners of an earlier scene still exist.
     static PORT: AtomicU16 = AtomicU16::new(1000);
     let own = SocketAddr::from(([10, 0, 0, 2], PORT.fetch_add(1, Ordering::Relaxed)));
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
@@ -90,7 +90,7 @@ fn scene(context: &mut Context, now: &mut u64) -> Result<(), End> {
     assert_eq!((request.listener, request.peer.ip().to_string()), (listener, "10.0.0.9".to_owned()));
     context.accept(request.id, qp, &ConnectionParameters::default())?;
     comes(context, now, |event| matches!(event, CmEvent::Established { .. }))?;
-    // The stub's peer ends nothing: the queue pair's end is the connection's.
+    // The stub's peer does not disconnect: the queue pair's end ends the connection.
     context.destroy_qp(qp)?;
     comes(context, now, |event| matches!(event, CmEvent::Disconnected { .. }))?;
     context.unlisten(listener)?;
@@ -134,14 +134,14 @@ fn each_function_fails_at_each_of_its_calls() {
                         "{function}, {nth}: {told}"
                     );
                 }
-                // The failure of a step that nobody waits for is told by an event, and why by the log.
+                // The failure of a step without a caller is reported by an event, and the reason is logged.
                 Err(End::Told(event)) if matches!(**event, CmEvent::Unreachable { .. }) => {}
                 Err(other) => panic!("{function}, call {nth}: {other:?}"),
             }
             let is_over = end.is_ok();
             if !is_over {
                 failed += 1;
-                // The context goes on.
+                // The context continues.
                 for _ in 0..3000 {
                     now += 1;
                     context.poll(Nanos(now)).unwrap();
@@ -157,7 +157,7 @@ fn each_function_fails_at_each_of_its_calls() {
             }
         }
         failures += failed;
-        // These tell nobody but the log, or are not called.
+        // These are only logged, or are not called.
         let is_silent =
             ["rdma_notify", "rdma_ack_cm_event", "rdma_destroy_id", "rdma_reject"].contains(&function);
         assert!(is_silent || failed > 0, "{function}");
@@ -166,14 +166,14 @@ fn each_function_fails_at_each_of_its_calls() {
 }
 
 #[test]
-fn a_library_that_is_absent_is_named_by_the_verb_that_needs_it() {
+fn a_missing_library_is_named_by_the_verb_that_needs_it() {
     let missing = CmFunctions::load_from("/nowhere/librdmacm.so.1").unwrap_err().to_string();
     assert!(
         missing.contains("/nowhere/librdmacm.so.1") && missing.contains("connection manager"),
         "{missing}"
     );
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
-    // A library without the functions: too old, or another.
+    // A library without the functions: too old, or another one.
     let lacks = CmFunctions::load_from(stub.path()).unwrap_err().to_string();
     assert!(lacks.contains("rdma_create_event_channel") && lacks.contains("rdma-core 33"), "{lacks}");
 }

@@ -1,5 +1,5 @@
-//! A flood beside good queue pairs: every frame is counted under its reason, and nothing else
-//! changes. `./do bench --bench flood` measures what it costs.
+//! A flood in addition to valid traffic: every frame is counted under its reason, and nothing else changes. `./do bench
+//! --bench flood` measures the cost.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
@@ -10,7 +10,7 @@ use ferroce_driver_test_support::random::Random;
 use ferroce_test_support::junk::{Junk, Target};
 use ferroce_test_support::pair::{Pair, Setup};
 
-/// A stranger on the network of a pair, who floods both ends in turns.
+/// A stranger on the network of a pair, which floods both ends in turn.
 struct Flooder {
     port: SimPort,
     frames: Vec<(usize, Junk, Vec<u8>)>,
@@ -48,7 +48,7 @@ impl Flooder {
                 }
             }
         }
-        // So that all kinds and both ends come in any order.
+        // So that all kinds and both ends are in random order.
         for n in (1..frames.len()).rev() {
             frames.swap(n, random.below(n as u64 + 1) as usize);
         }
@@ -56,7 +56,7 @@ impl Flooder {
         Flooder { port, frames, next: 0, sent: Default::default() }
     }
 
-    /// Sends so many frames.
+    /// Sends this many frames.
     fn pour(&mut self, now: Nanos, count: usize) {
         let Flooder { port, frames, next, sent } = self;
         let last = *next + count;
@@ -91,7 +91,7 @@ fn assert_counted(pair: &Pair, flooder: &Flooder) {
     }
 }
 
-/// Connected queue pairs that do nothing, and 100 000 frames for them.
+/// Connected idle queue pairs, and 100 000 frames for them.
 #[test]
 fn a_flood_alone_changes_nothing() {
     let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());
@@ -109,7 +109,7 @@ fn a_flood_alone_changes_nothing() {
     for (end, before) in pair.ends.iter_mut().zip(before) {
         assert_eq!(end.context.query_qp(end.qp).unwrap(), before);
         assert_eq!(end.context.counters().value(Counter::SentPkts), 0, "a flood is not answered");
-        // Of a flood from other partitions there is one word, whatever its length.
+        // A flood from other partitions causes one event, whatever its length.
         let told = end.context.next_event();
         assert!(matches!(told, Some(Event::PkeyViolation { qp: Some(qp), .. }) if qp == end.qp), "{told:?}");
         assert_eq!((end.context.next_event(), end.context.poll_cq(end.cq).unwrap()), (None, None));
@@ -117,8 +117,8 @@ fn a_flood_alone_changes_nothing() {
     assert_counted(&pair, &flooder);
 }
 
-/// WRITEs, SENDs and READs beside sixteen times as many frames of the flood: nothing is sent twice,
-/// nothing fails, nothing is allocated, and what arrives is right.
+/// WRITEs, SENDs and READs with sixteen times as many frames of the flood: nothing is retransmitted, nothing fails, nothing
+/// is allocated, and the data is correct.
 #[test]
 fn a_flood_beside_traffic_changes_nothing() {
     let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());
@@ -176,7 +176,7 @@ fn a_flood_beside_traffic_changes_nothing() {
     let [requester, responder] =
         [0, 1].map(|n: usize| pair.ends[n].context.query_qp(pair.ends[n].qp).unwrap());
     assert_eq!((requester.state, responder.state), (QpState::Rts, QpState::Rts));
-    // Three packets a message, each once; the READ's is the response's.
+    // Three packets per message, each once; for the READ, those of the response.
     assert_eq!(requester.sq_psn.distance(Setup::default().start_psn[0]), 330 * 3);
     assert_eq!(requester.sq_psn, responder.rq_psn);
     for end in &pair.ends {

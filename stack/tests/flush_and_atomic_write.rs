@@ -1,4 +1,4 @@
-//! FLUSH and ATOMIC WRITE (IBA 1.6): how they are asked for, answered, lost, repeated and refused.
+//! FLUSH and ATOMIC WRITE (IBA 1.6): requests, responses, losses, duplicates and refusals.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn flush_range(length: u32) -> SendOp {
     SendOp::Flush { remote: REMOTE, length, selectivity: Selectivity::Range, kind: VISIBLE }
 }
 
-/// Posts either with the data that it needs: nothing, or 8 bytes.
+/// Posts either with its data: none, or 8 bytes.
 fn post(peer: &mut Peer, wr_id: u64, op: SendOp) {
     let data: &[u8] = if matches!(op, SendOp::Flush { .. }) { &[] } else { b"8 bytes!" };
     let sges = [sge(peer.memory_with(data, Access::NONE), 8)];
@@ -33,7 +33,7 @@ fn opcode(op: SendOp) -> Opcode {
     if matches!(op, SendOp::Flush { .. }) { Opcode::RC_FLUSH } else { Opcode::RC_ATOMIC_WRITE }
 }
 
-/// The answer to either.
+/// The response to either.
 fn done(psn: u32) -> Script {
     read_response(Opcode::RC_READ_RESPONSE_ONLY, psn, &[])
 }
@@ -53,7 +53,7 @@ fn a_flush_is_one_packet_with_feth_and_reth() {
     ];
     for (i, (selectivity, kind, length)) in (0..).zip(cases) {
         let op = SendOp::Flush { remote: REMOTE, length, selectivity, kind };
-        // SE means nothing here.
+        // SE has no meaning here.
         let flags = SendFlags::SIGNALED.solicited(true);
         peer.post_flagged(u64::from(i), op, Data::Sges(&[]), flags);
         let got = peer.expect(Opcode::RC_FLUSH, SQ + i);
@@ -84,7 +84,7 @@ fn an_atomic_write_is_8_bytes_in_one_packet() {
     }
 }
 
-/// They count among READs and atomics, in both directions of the waiting.
+/// They count as READs and atomics, in both directions.
 #[test]
 fn they_count_against_max_rd_atomic() {
     for op in ops() {
@@ -115,7 +115,7 @@ fn without_read_resources_they_are_not_posted() {
     assert!(matches!(refused, Error::Invalid { attribute: "max_rd_atomic", .. }), "{refused}");
 }
 
-/// What is fenced waits for them; what is not follows at once.
+/// A fenced request waits for them; others follow immediately.
 #[test]
 fn a_fence_waits_for_them() {
     for op in ops() {
@@ -140,9 +140,9 @@ fn a_fence_waits_for_them() {
     }
 }
 
-/// The answer acknowledges what was before it.
+/// The response acknowledges earlier requests.
 #[test]
-fn an_answer_completes_earlier_writes_first() {
+fn a_response_completes_earlier_writes_first() {
     for op in ops() {
         let mut peer = Peer::new();
         peer.post_write(1, b"written");
@@ -155,7 +155,7 @@ fn an_answer_completes_earlier_writes_first() {
 }
 
 #[test]
-fn a_lost_request_or_answer_is_sent_again() {
+fn a_lost_request_or_response_is_retransmitted() {
     for op in ops() {
         let mut peer = Peer::new();
         post(&mut peer, 1, op);
@@ -165,7 +165,7 @@ fn a_lost_request_or_answer_is_sent_again() {
         assert!(!again.is_empty() && again.iter().all(|again| again.frame == first.frame));
         peer.inject(done(SQ));
         peer.expect_wc(1, Success);
-        // A second answer is nobody's.
+        // A second response is ignored.
         peer.inject(done(SQ));
         peer.expect_counted(Counter::StaleResponse, 1);
 
@@ -179,10 +179,9 @@ fn a_lost_request_or_answer_is_sent_again() {
     }
 }
 
-/// An ACK of what is behind says that the answer was lost, and so does one in its place: neither
-/// completes anything.
+/// An ACK of a later request shows that the response was lost, and so does an ACK in its place: neither completes anything.
 #[test]
-fn an_acknowledge_is_no_answer() {
+fn an_acknowledge_is_not_a_response() {
     for op in ops() {
         for psn in [SQ, SQ + 1] {
             let mut peer = Peer::new();
@@ -202,7 +201,7 @@ fn an_acknowledge_is_no_answer() {
 }
 
 #[test]
-fn a_wrong_answer_fails_the_queue_pair() {
+fn an_invalid_response_fails_the_queue_pair() {
     let data = |opcode, length: usize| read_response(opcode, SQ, &vec![7; length]);
     let answers = [
         (data(Opcode::RC_READ_RESPONSE_ONLY, 8), LocLenErr),
@@ -228,7 +227,7 @@ fn a_wrong_answer_fails_the_queue_pair() {
 }
 
 #[test]
-fn what_makes_no_sense_is_not_posted() {
+fn invalid_requests_are_not_posted() {
     let mut peer = Peer::new();
     let mr = peer.memory(&[0; 16]);
     let qp = peer.qp;
@@ -253,8 +252,8 @@ fn what_makes_no_sense_is_not_posted() {
     }
 }
 
-/// An ATOMIC WRITE reads local memory, and needs no right to write it; but the memory must be the
-/// queue pair's to read.
+/// An ATOMIC WRITE reads local memory, and needs no right to write it; but the queue pair must be allowed to read the
+/// memory.
 #[test]
 fn the_source_of_an_atomic_write_is_checked() {
     let mut peer = Peer::new();
@@ -264,8 +263,7 @@ fn the_source_of_an_atomic_write_is_checked() {
     peer.expect_wc(1, LocProtErr);
 }
 
-/// The responder does not execute a duplicate: what the application has written since stays, and
-/// the answer is given again.
+/// The responder does not execute a duplicate: later writes of the application are kept, and the response is repeated.
 #[test]
 fn duplicates_are_answered_and_not_executed() {
     let mut peer = Peer::new();
@@ -292,8 +290,8 @@ fn duplicates_are_answered_and_not_executed() {
     assert_eq!(peer.query().rq_psn, Psn::new(RQ + 2));
 }
 
-/// Turned off, an operation does not exist: not to be posted, and refused like any request that
-/// the responder does not know. The other is not touched by that.
+/// A disabled operation does not exist: it can't be posted, and is refused like any unknown request. The other one is
+/// unaffected.
 #[test]
 fn a_device_without_them_refuses_them() {
     for (flush, atomic_write) in [(true, true), (false, true), (true, false), (false, false)] {

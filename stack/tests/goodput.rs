@@ -1,5 +1,5 @@
-//! Goodput over a simulated link of 100 Gb/s and 10 µs round trip, by loss: what selective repeat is
-//! for. In virtual time, so a run is the same on every machine.
+//! Goodput over a simulated link of 100 Gb/s and 10 µs round trip, by loss: the purpose of selective repeat. In virtual
+//! time, so a run is the same on every machine.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::time::Duration;
@@ -8,14 +8,14 @@ use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
 use ferroce_test_support::pair::{Pair, Setup};
 
-/// Bytes of a message, but where there are many READs at once.
+/// Bytes of a message, except with many READs at once.
 const MESSAGE: u32 = 1 << 18;
-/// Messages that are posted and not complete.
+/// Outstanding messages.
 const OUTSTANDING: u64 = 32;
 
 struct Run {
     path_mtu: PathMtu,
-    /// One packet in so many is lost; 0 for none.
+    /// One packet in this many is lost; 0 for none.
     loss: u32,
     selective_repeat: bool,
     reads: bool,
@@ -37,7 +37,7 @@ impl Default for Run {
 }
 
 impl Run {
-    /// Moves about 100 000 packets. Returns bits of payload a second, and the requester's counters.
+    /// Transfers about 100 000 packets. Returns bits of payload per second, and the requester's counters.
     fn goodput(&self) -> (f64, Counters) {
         let Run { path_mtu, loss, selective_repeat, reads, message, max_rd_atomic } = *self;
         let messages = 100_000 / u64::from(path_mtu.packets(message));
@@ -45,7 +45,7 @@ impl Run {
             .loss(if loss == 0 { 0.0 } else { 1.0 / f64::from(loss) })
             .delay(Duration::from_micros(5))
             .rate(100_000_000_000);
-        // Less than the default, so that it would run out if losses counted as retries.
+        // Fewer than the default, so that they would be used up if losses counted as retries.
         let setup = Setup { path_mtu, selective_repeat, max_rd_atomic, retry_count: 2, ..Setup::default() };
         let mut pair = Pair::new(11, link, setup);
         let remote = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
@@ -74,7 +74,7 @@ impl Run {
     }
 }
 
-/// The most goodput that selective repeat may lose, by loss.
+/// The largest reduction of goodput with selective repeat, by loss.
 const BOUNDS: [(u32, f64); 4] = [(4096, 0.01), (1024, 0.02), (256, 0.06), (64, 0.15)];
 
 #[test]
@@ -87,7 +87,7 @@ fn selective_repeat_loses_little_more_goodput_than_packets() {
             let (rate, counters) = run(loss);
             println!("loss 1/{loss}: {:.4}\n{counters}", rate / whole);
             assert!(rate >= (1.0 - bound) * whole, "path MTU {path_mtu}, loss 1/{loss}: {:.4}", rate / whole);
-            // What was lost is sent again, once, and next to nothing else.
+            // Lost packets are retransmitted once, and almost nothing else.
             let sent = counters.value(Counter::SentPkts) as f64;
             let repeated = counters.value(Counter::RetransmittedPkts) as f64;
             let lost = sent / f64::from(loss);
@@ -108,10 +108,10 @@ fn selective_repeat_of_reads_too() {
     }
 }
 
-/// A READ that is asked for again passes those that are held at the responder, behind a request that
-/// was lost. What it brings says nothing of them.
+/// A READ that is requested again overtakes those that are held at the responder after a lost request. Its response is no
+/// evidence about them.
 #[test]
-fn many_reads_at_once_are_not_all_asked_for_again() {
+fn many_concurrent_reads_are_not_all_requested_again() {
     let many = Run {
         path_mtu: PathMtu::Mtu4096,
         reads: true,
@@ -125,9 +125,9 @@ fn many_reads_at_once_are_not_all_asked_for_again() {
     assert!(rate >= 0.9 * whole, "{:.4}", rate / whole);
 }
 
-/// Who does not lose anything gains nothing and pays nothing.
+/// Without loss there is neither a gain nor a cost.
 #[test]
-fn without_loss_the_two_are_alike() {
+fn without_loss_both_have_equal_goodput() {
     for reads in [false, true] {
         let run = |selective_repeat| Run { selective_repeat, reads, ..Run::default() }.goodput();
         let ((selective, _), (plain, _)) = (run(true), run(false));

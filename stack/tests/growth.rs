@@ -1,6 +1,6 @@
-//! What applications write can grow: every public struct with public fields and every public enum is
-//! `#[non_exhaustive]`, or listed with its reason in docs/decisions/08-growth.md. And a configuration has a setter for
-//! each field that its constructor does not take.
+//! Types that applications construct or match can grow: every public struct with public fields and every public enum is
+//! `#[non_exhaustive]`, or listed with its reason in docs/decisions/08-growth.md. And a configuration has a setter for each
+//! field that its constructor does not take.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use ferroce::*;
 
-/// The public types of a file that can be written or matched in full: they have variants or public fields alone, and
-/// are not `#[non_exhaustive]`.
+/// The public types of a file that can be constructed or matched in full: they have variants or only public fields, and are
+/// not `#[non_exhaustive]`.
 fn exhaustive(text: &str) -> Vec<String> {
     let (mut found, mut is_marked, mut lines) = (Vec::new(), false, text.lines());
     while let Some(line) = lines.next() {
@@ -46,7 +46,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn what_is_exhaustive_is_listed_with_its_reason() {
+fn exhaustive_types_are_listed_with_their_reasons() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let decision = fs::read_to_string(root.join("docs/decisions/08-growth.md")).unwrap();
     let (_, list) = decision.split_once("**Deliberately exhaustive**").unwrap();
@@ -69,7 +69,7 @@ fn what_is_exhaustive_is_listed_with_its_reason() {
     );
 }
 
-/// The search finds what it is to find.
+/// The search finds what it should.
 #[test]
 fn an_unmarked_type_is_found() {
     let text = "#[derive(Debug)]\npub struct A {\n    /// Of it.\n    pub b: u8,\n}\n\n#[non_exhaustive]\n/// C.\n\
@@ -78,7 +78,7 @@ fn an_unmarked_type_is_found() {
     assert_eq!(exhaustive(text), ["A", "H"]);
 }
 
-/// For each field that is named: its default, and that its setter sets it and no other.
+/// Checks for each field given: its default, and that its setter sets only it.
 macro_rules! fields {
     ($start:expr; $($field:ident: $default:expr => $value:expr),+ $(,)?) => {{
         let start = $start;
@@ -129,7 +129,7 @@ fn each_setter_sets_its_field_and_defaults_are_as_documented() {
         min_time_between_cnps: Duration::from_micros(50) => Duration::ZERO,
         scope: CnpScope::QueuePair => CnpScope::Port, cnp_dscp: 48 => 1, cnp_802p_prio: 6 => 1);
     all(&CongestionNotification::default(), &[], &set);
-    // Of a preset, whose parameters are no defaults.
+    // For a preset, whose parameters are not defaults.
     let set = fields!(Dcqcn::MLX5;
         rules: DcqcnRules::Mlx => DcqcnRules::Zhu, dce_tcp_g: 1019 => 1, dce_tcp_rtt: 1 => 2, rpg_time_reset: 300 => 1,
         rpg_byte_reset: 32_767 => 1, rpg_threshold: 1 => 2, rpg_ai_rate: 5 => 1, rpg_hai_rate: 50 => 1,

@@ -1,7 +1,7 @@
-//! Exactly once and bit-exact, over a link that loses, duplicates, reorders and corrupts 1 % each; from and to memory of hosts
-//! and of devices whose copies land late and out of order.
+//! Exactly once and bit-exact, over a link that loses, duplicates, reorders and corrupts 1 % each; from and to host memory
+//! and device memory, whose copies land late and out of order.
 //!
-//! `FERROCE_SEED` replays a run, `FERROCE_SOAK_BYTES` sets how much goes through each operation.
+//! `FERROCE_SEED` replays a run, `FERROCE_SOAK_BYTES` sets the bytes per operation.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -36,34 +36,34 @@ fn seed() -> u64 {
     seed
 }
 
-/// Bytes through each operation; the whole of issue 2's 10^8 with `./do soak`.
+/// Bytes per operation; the 10^8 of issue 2 with `./do soak`.
 fn soak_bytes() -> u64 {
     from_env("FERROCE_SOAK_BYTES", 20_000_000)
 }
 
 /// Message lengths around every edge of a path MTU of 1024, and long ones.
 const LENGTHS: [u32; 12] = [0, 1, 3, 1023, 1024, 1025, 2048, 5000, 16_384, 40_001, 65_536, 262_144];
-/// Messages in flight: each has a slot of memory to itself.
+/// Outstanding messages: each has its own slot of memory.
 const SLOTS: u64 = 4;
 const SLOT: u64 = 262_144;
 
-/// What message `n` holds at `offset`: every message differs from its neighbours everywhere.
+/// The contents of message `n` from `offset` on: every message differs from its neighbours everywhere.
 fn pattern(n: u64, bytes: &mut [u8]) {
     Random::new(n).fill(bytes);
 }
 
 struct Traffic {
     pair: Pair,
-    /// What either end sends from and receives into.
+    /// The memory of both ends to send from and receive into.
     regions: [Mr; 2],
-    /// What a message should hold, and what it holds.
+    /// The expected contents of a message, and the actual ones.
     expected: Vec<u8>,
     found: Vec<u8>,
     /// Of the responder.
     window: Mw,
 }
 
-/// How what is lost is sent again.
+/// How losses are retransmitted.
 #[derive(Clone, Copy, PartialEq)]
 enum Repeat {
     GoBackN,
@@ -77,7 +77,7 @@ enum Kind {
     Read,
 }
 
-/// Between memory of hosts, or of devices.
+/// Between host memory, or device memory.
 type Make = fn(u64, LinkConfig, Repeat) -> Traffic;
 
 impl Traffic {
@@ -143,7 +143,7 @@ impl Traffic {
         requester.context.post_send(requester.qp, &wr).unwrap();
     }
 
-    /// Moves `bytes` in messages of all lengths, `SLOTS` at a time. Returns how many messages.
+    /// Transfers `bytes` in messages of all lengths, `SLOTS` at a time. Returns the number of messages.
     fn run(&mut self, kind: Kind, first: u64, bytes: u64) -> u64 {
         let (mut posted, mut completed, mut received, mut moved) = (first, first, first, 0);
         let length = |n: u64| LENGTHS[(n % LENGTHS.len() as u64) as usize];
@@ -193,7 +193,7 @@ impl Traffic {
             let [requester, _] = &mut self.pair.ends;
             while posted < count && posted < completed + 16 {
                 let sges = [Sge { mr: requester.mr, offset: posted % 16 * 8, length: 8 }];
-                // Every other one is a COMPARE_SWAP that must find what the last one left.
+                // Every other one is a COMPARE_SWAP that must match the result of the previous one.
                 let op = match posted % 2 {
                     0 => SendOp::FetchAdd { remote, add: 1 },
                     _ => SendOp::CompareSwap { remote, compare: posted, swap: posted + 1 },
@@ -222,7 +222,7 @@ impl Traffic {
         assert_eq!(end.context.bytes(end.mr).unwrap()[..8], count.to_ne_bytes());
     }
 
-    /// ATOMIC WRITEs of their own number to one of 16 words, each with a FLUSH behind it.
+    /// ATOMIC WRITEs of their number to one of 16 words, each followed by a FLUSH.
     fn atomic_writes(&mut self, count: u64) {
         let remote = self.pair.ends[1].context.remote(self.pair.ends[1].mr).unwrap();
         let word = |n: u64| RemoteAddress { addr: remote.addr + n % 16 * 8, rkey: remote.rkey };
@@ -255,8 +255,8 @@ impl Traffic {
         }
     }
 
-    /// A window each time: the responder binds it, the requester writes through it, reads back and
-    /// closes it with the message that says so.
+    /// One window per message: the responder binds it, the requester writes through it, reads back and invalidates it with
+    /// the message that reports it.
     fn windows(&mut self, count: u64) {
         const BIND: u64 = 1;
         let mw = self.window;
@@ -309,7 +309,7 @@ impl Traffic {
         }
     }
 
-    /// The link did what was asked, and the engine noticed.
+    /// The link had all impairments, and the engine noticed them.
     fn assert_impaired(&self) {
         let link = self.pair.network.counters();
         assert!(link.lost > 0 && link.duplicated > 0 && link.corrupted > 0 && link.reordered > 0, "{link:?}");
@@ -322,7 +322,7 @@ fn soak(kind: Kind, repeat: Repeat) {
     soak_in(Traffic::new(seed(), bad_link(), repeat), kind);
 }
 
-/// The same between memory of devices.
+/// The same between device memory.
 fn soak_devices(kind: Kind) {
     for repeat in [Repeat::GoBackN, Repeat::Selective] {
         soak_in(Traffic::of_devices(seed(), bad_link(), repeat), kind);
@@ -440,8 +440,8 @@ fn a_seed_replays_bit_for_bit() {
     }
 }
 
-/// After set-up nothing is allocated, neither in the calm nor in the storm, though others could look
-/// at the contexts meanwhile.
+/// After set-up nothing is allocated, neither without nor with impairments, even if other threads could access the contexts
+/// meanwhile.
 #[test]
 fn the_steady_state_does_not_allocate() {
     let calm = LinkConfig::default();
@@ -475,8 +475,8 @@ fn the_steady_state_does_not_allocate() {
     }
 }
 
-/// The other services allocate nothing either: messages and datagrams that are lost, broken off and
-/// too many for their receives, with receives of one's own and of an SRQ.
+/// The other services allocate nothing either: messages and datagrams that are lost, interrupted and too many for their
+/// receives, with receives of the queue pair and of an SRQ.
 #[test]
 fn the_other_services_do_not_allocate() {
     let seed = seed();
@@ -496,7 +496,7 @@ fn the_other_services_do_not_allocate() {
     }
 }
 
-/// Messages of all lengths from one end to the other, and how many receives are posted there.
+/// Messages of all lengths from one end to the other, and the number of receives posted there.
 struct Messages {
     posted: u64,
     receives: u64,
@@ -509,7 +509,7 @@ impl Messages {
         let mut completed = self.posted;
         while completed < end {
             let [sender, receiver] = &mut pair.ends;
-            // Now and then too few.
+            // Sometimes too few.
             let wanted = if self.posted.is_multiple_of(64) { 0 } else { 8 };
             while self.receives < wanted {
                 receiver.post_recv(self.receives, 0, 4096);

@@ -1,4 +1,4 @@
-//! Messages that ask for no ACK of their own.
+//! Messages that request no ACK of their own.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::time::Duration;
@@ -21,9 +21,9 @@ fn expect(peer: &mut Peer, psn: u32, asks: bool) {
     assert_eq!(peer.expect(Opcode::RC_SEND_ONLY, psn).bth.ack_req(), asks, "AckReq of PSN {psn}");
 }
 
-/// A later message that asks completes those before it, and the time of its ACK counts from it.
+/// A later message that requests an ACK completes those before it, and its timeout counts from it.
 #[test]
-fn a_later_message_asks_for_lazy_ones() {
+fn a_later_message_requests_the_ack_of_lazy_ones() {
     let mut peer = Peer::new();
     post(&mut peer, 0, LAZY);
     expect(&mut peer, SQ, false);
@@ -41,10 +41,10 @@ fn a_later_message_asks_for_lazy_ones() {
     peer.expect_nothing();
 }
 
-/// Where none follows the last is sent once more and asks; that is neither a timeout nor a retransmission. When its answer does
-/// not come either, all is sent again as ever.
+/// If none follows, the last is sent once more and requests an ACK; that is neither a timeout nor a retransmission. If its
+/// answer is lost too, all is retransmitted as usual.
 #[test]
-fn the_last_of_lazy_messages_asks_when_nothing_follows() {
+fn the_last_lazy_message_requests_an_ack_if_nothing_follows() {
     let mut peer = Peer::with(Setup { retry_count: 1, ..Setup::default() });
     for i in 0..3 {
         post(&mut peer, i.into(), LAZY.signaled(true));
@@ -57,7 +57,7 @@ fn the_last_of_lazy_messages_asks_when_nothing_follows() {
     peer.expect_nothing();
     peer.expect_counted(Counter::LocalAckTimeoutErr, 0);
     peer.expect_counted(Counter::RetransmittedPkts, 0);
-    // What follows asks, or not, as before.
+    // Later messages request an ACK, or not, as before.
     post(&mut peer, 3, LAZY.signaled(true));
     expect(&mut peer, SQ + 3, false);
     peer.advance(TIMEOUT);
@@ -69,14 +69,14 @@ fn the_last_of_lazy_messages_asks_when_nothing_follows() {
     (0..4).for_each(|i| _ = peer.expect_wc(i, WcStatus::Success));
     peer.advance(2 * TIMEOUT);
     peer.expect_nothing();
-    // The destination has room for as much as before: whatever was sent twice is in flight once.
+    // The destination has as much room as before: a packet sent twice is in flight once.
     post(&mut peer, 4, LAZY);
     expect(&mut peer, SQ + 4, false);
 }
 
-/// Of a message of several packets none asks, but each sixteenth; its last one asks late, which is no retry.
+/// In a message of several packets only each sixteenth requests an ACK; its last one requests one late, which is no retry.
 #[test]
-fn a_long_message_asks_late_with_its_last_packet() {
+fn a_long_message_requests_an_ack_late_with_its_last_packet() {
     use Opcode as O;
     for packets in [3, 17] {
         let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
@@ -93,7 +93,7 @@ fn a_long_message_asks_late_with_its_last_packet() {
         peer.advance(TIMEOUT / 4 + Duration::from_micros(10));
         assert!(peer.expect(O::RC_SEND_LAST, SQ + packets - 1).bth.ack_req());
         peer.expect_counted(Counter::LocalAckTimeoutErr, 0);
-        // The whole time is the answer's.
+        // The answer has the whole time.
         peer.advance(TIMEOUT - Duration::from_micros(10));
         peer.expect_nothing();
         peer.inject(ack(SQ + packets - 1, 1));
@@ -101,9 +101,9 @@ fn a_long_message_asks_late_with_its_last_packet() {
     }
 }
 
-/// One of 16 packets in a row asks.
+/// One of 16 consecutive packets requests an ACK.
 #[test]
-fn every_sixteenth_message_asks() {
+fn every_sixteenth_message_requests_an_ack() {
     let mut peer = Peer::new();
     for i in 0..40 {
         post(&mut peer, i.into(), LAZY);
@@ -115,9 +115,9 @@ fn every_sixteenth_message_asks() {
     peer.inject(ack(SQ + 39, 40));
 }
 
-/// What is posted when the time has come asks, and nothing is sent twice.
+/// A message posted when the time has come requests one, and nothing is sent twice.
 #[test]
-fn a_message_that_is_posted_late_asks() {
+fn a_message_posted_late_requests_an_ack() {
     let mut peer = Peer::new();
     post(&mut peer, 0, LAZY.signaled(true));
     expect(&mut peer, SQ, false);
@@ -132,9 +132,10 @@ fn a_message_that_is_posted_late_asks() {
     peer.expect_wc(1, WcStatus::Success);
 }
 
-/// A port that takes nothing keeps back the packet that asks: a silence says nothing then, of messages that have arrived.
+/// A port that accepts no frames delays the packet that requests an ACK: a missing answer means nothing then, for messages
+/// that have arrived.
 #[test]
-fn a_blocked_port_keeps_nobody_from_asking_late() {
+fn a_blocked_port_does_not_prevent_a_late_request() {
     let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
     post(&mut peer, 0, LAZY.signaled(true));
     expect(&mut peer, SQ, false);
@@ -152,7 +153,7 @@ fn a_blocked_port_keeps_nobody_from_asking_late() {
     peer.expect_wc(0, WcStatus::Success);
 }
 
-/// Queue pairs that go idle leave the window of their destination to others.
+/// Idle queue pairs leave the window of their destination to others.
 #[test]
 fn idle_queue_pairs_hold_little_of_the_window() {
     let setup = Setup::default();
@@ -170,9 +171,9 @@ fn idle_queue_pairs_hold_little_of_the_window() {
     peer.end();
 }
 
-/// A longer message that has begun when the time has come will ask itself: that is no timeout.
+/// A longer message that has started when the time has come will request one itself: that is no timeout.
 #[test]
-fn a_longer_message_under_way_asks_itself() {
+fn an_unfinished_longer_message_requests_an_ack_itself() {
     let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
     post(&mut peer, 0, LAZY.signaled(true));
     expect(&mut peer, SQ, false);
@@ -195,9 +196,9 @@ fn a_longer_message_under_way_asks_itself() {
     peer.expect_wc(1, WcStatus::Success);
 }
 
-/// A peer that is gone is given up a quarter of a timeout later than by a message that asks.
+/// A peer that is gone is given up a quarter of a timeout later than with a message that requests an ACK.
 #[test]
-fn nobody_answers_lazy_messages() {
+fn lazy_messages_without_an_answer_time_out() {
     let mut peer = Peer::with(Setup { retry_count: 1, ..Setup::default() });
     post(&mut peer, 0, LAZY);
     expect(&mut peer, SQ, false);
@@ -209,9 +210,9 @@ fn nobody_answers_lazy_messages() {
     peer.expect_wc(0, WcStatus::RetryExcErr);
 }
 
-/// A loss comes to light with the next message.
+/// A loss is detected by the next message.
 #[test]
-fn lost_lazy_messages_are_sent_again() {
+fn lost_lazy_messages_are_retransmitted() {
     let mut peer = Peer::new();
     for i in 0..2 {
         post(&mut peer, i.into(), LAZY.signaled(true));
@@ -225,16 +226,16 @@ fn lost_lazy_messages_are_sent_again() {
     peer.expect_wc(1, WcStatus::Success);
 }
 
-/// Without a timer nobody would ask later.
+/// Without a timer no later packet would request an ACK.
 #[test]
-fn without_a_timeout_all_messages_ask() {
+fn without_a_timeout_all_messages_request_an_ack() {
     let mut peer = Peer::with(Setup { timeout: 0, ..Setup::default() });
     post(&mut peer, 0, LAZY);
     expect(&mut peer, SQ, true);
     peer.inject(ack(SQ, 1));
 }
 
-/// A send queue that is full of them has asked, and has room again.
+/// A full send queue of them has requested an ACK, and has room again.
 #[test]
 fn a_queue_of_lazy_messages_drains() {
     let mut peer = Peer::new();

@@ -1,6 +1,6 @@
-//! The links of the project's pages: each relative link, and each link to a file of the repository by its URL, leads to
-//! a file that exists, and each anchor to a heading of that page. Links to other sites are not followed. The tests that
-//! SECURITY.md names exist.
+//! The links of the project's pages: each relative link, and each link to a file of the repository by its URL, leads to a
+//! file that exists, and each anchor to a heading of that page. Links to other sites are not checked. The tests named in
+//! SECURITY.md exist.
 //!
 //!     cargo test -p ferroce --test links
 
@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 
 use ferroce_test_support::repository::{files, root};
 
-/// Where a page that is read elsewhere, as on crates.io, finds the repository's files.
+/// The URL of the repository's files on pages read elsewhere, such as crates.io.
 const REPOSITORY: &str = "https://github.com/ferroce/ferroce/blob/main/";
 
 /// A page's lines outside of code blocks.
@@ -25,12 +25,12 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A line without what is code in it.
+/// A line without its code spans.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// What a page links to: links, references and images of Markdown, and those of HTML.
+/// The links of a page: links, references and images of Markdown, and those of HTML.
 fn links(text: &str) -> Vec<String> {
     let lines: Vec<String> = prose(text).map(without_code).collect();
     let is_reference = |line: &&String| line.starts_with('[');
@@ -44,14 +44,14 @@ fn links(text: &str) -> Vec<String> {
     found
 }
 
-/// Of each link its text alone.
+/// A line with only the text of each link.
 fn without_targets(line: &str) -> String {
     let mut parts = line.split("](");
     let first = parts.next().unwrap_or_default().to_owned();
     first + &parts.filter_map(|part| part.split_once(')')).map(|(_, behind)| behind).collect::<String>()
 }
 
-/// The anchors that GitHub gives the headings of a page.
+/// GitHub's anchors of the headings of a page.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for line in prose(text) {
@@ -72,7 +72,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The path without `.` and `..`; `None` for one that leaves the repository.
+/// The path without `.` and `..`; `None` if it leaves the repository.
 fn plain(path: &Path) -> Option<PathBuf> {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -85,7 +85,7 @@ fn plain(path: &Path) -> Option<PathBuf> {
     Some(plain)
 }
 
-/// Why a link on a page leads nowhere.
+/// Why a link on a page is broken.
 fn complaint(page: &Path, link: &str, pages: &BTreeMap<PathBuf, String>) -> Option<String> {
     let (folder, link) = match link.strip_prefix(REPOSITORY) {
         Some(path) => (Path::new(""), path),
@@ -107,7 +107,7 @@ fn complaint(page: &Path, link: &str, pages: &BTreeMap<PathBuf, String>) -> Opti
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_are_valid() {
     let pages = files(".md");
     let mut count = 0;
     let mut broken = Vec::new();
@@ -123,7 +123,7 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// What holds off an attacker is a test, by its name.
+/// Each protection against an attacker has a test, given by its name.
 #[test]
 fn tests_that_the_threat_model_names_exist() {
     let pages = files(".md");
@@ -135,7 +135,7 @@ fn tests_that_the_threat_model_names_exist() {
         pages[Path::new("SECURITY.md")].split('`').skip(1).step_by(2).filter(is_name).collect();
     let sources = files(".rs");
     let is_there = |name: &str| {
-        // In a file of tests, or in a module of them.
+        // In a file of tests, or in a test module.
         let tests = ["", "    "].map(|indent| format!("#[test]\n{indent}fn {name}() {{"));
         sources.values().any(|text| tests.iter().any(|test| text.contains(test)))
     };
@@ -145,7 +145,7 @@ fn tests_that_the_threat_model_names_exist() {
 }
 
 #[test]
-fn each_kind_of_broken_link_is_seen() {
+fn each_kind_of_broken_link_is_found() {
     let text = "# One `two` (three), [four](x.md): five\n## Twice\n## Twice\n```sh\n# no heading\n[no](link)\n```\n`[no](link)`\n\
                 [a](b.md#c)\n<img src=\"d.svg\">![e](f.svg)\n[g]: h.md\n";
     assert_eq!(links(text), ["h.md", "x.md", "b.md#c", "f.svg", "d.svg"]);

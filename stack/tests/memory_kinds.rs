@@ -1,4 +1,4 @@
-//! Memory that others reach too: what is refused, what is safe, and in which order a reader sees a WRITE.
+//! Memory that others can access too: what is refused, what is safe, and the order in which a reader sees a WRITE.
 
 use std::net::IpAddr;
 use std::ptr::NonNull;
@@ -78,12 +78,12 @@ impl Pair {
     }
 }
 
-/// Where the message `n` goes in its slot, how long it is, and its bytes: each other than what was there before.
+/// The offset of message `n` in its slot, its length, and its byte, which differs from the previous contents.
 fn message(n: u64) -> (u64, usize, u8) {
     (n / 8192 % 16, 1 + (n % 8192) as usize, (n % 251) as u8 + 1)
 }
 
-/// One that polls on memory: every size to 8 KiB, from every address modulo 16. `FERROCE_ORDERED` messages.
+/// A reader that polls memory: every size up to 8 KiB, at every address modulo 16. `FERROCE_ORDERED` messages.
 #[test]
 fn the_last_byte_of_a_write_is_never_seen_before_the_others() {
     const SLOTS: u64 = 64;
@@ -141,7 +141,7 @@ fn the_last_byte_of_a_write_is_never_seen_before_the_others() {
 }
 
 #[test]
-fn memory_that_others_write_has_copies_and_words_and_no_slices() {
+fn shared_memory_has_copies_and_words_but_no_slices() {
     let mut pair = Pair::new();
     let kinds = [(Memory::shared(4096).expect("as set up"), "shared"), (foreign(4096), "foreign")];
     for (memory, kind) in kinds {
@@ -179,15 +179,15 @@ fn memory_that_others_write_has_copies_and_words_and_no_slices() {
     assert!(said.ends_with("make memory for several with Memory::shared"), "{said}");
 }
 
-/// A buffer of this program's own, which a context may have too.
+/// A buffer of this program, which a context may use too.
 fn foreign(len: usize) -> Memory {
     let mut buffer = vec![0u64; len / 8];
     let base = NonNull::from(buffer.as_mut_slice()).cast();
-    // SAFETY: the owner is the buffer, and nobody reaches it but by this memory.
+    // SAFETY: the owner is the buffer, which is only accessed through this memory.
     unsafe { Memory::from_raw(base, len, buffer) }
 }
 
-/// A WRITE from foreign memory to foreign memory, a READ back, and an atomic, with what each is at the end.
+/// A WRITE from foreign memory to foreign memory, a READ back, and an atomic, with the resulting contents.
 #[test]
 fn every_operation_works_on_every_kind() {
     type Make = fn() -> Memory;
@@ -227,7 +227,7 @@ fn every_operation_works_on_every_kind() {
     }
 }
 
-/// The words of a region that several reach must be words of memory: half of an atomic could be seen.
+/// Atomics on a region that several can access must use words of memory: otherwise half of one could be seen.
 #[test]
 fn atomics_on_shared_memory_need_words() {
     let mut pair = Pair::new();
@@ -238,13 +238,13 @@ fn atomics_on_shared_memory_need_words() {
     pair.ends[0].register_at(pair.pds[0], refused.memory, access, 8).expect("as set up");
 }
 
-/// As at registration: what takes the place of a region's memory, and what a window may open to atomics.
+/// As at registration: memory that replaces a region's memory, and windows that grant atomics.
 #[test]
-fn words_stay_words_of_memory_by_exchange_and_through_windows() {
+fn exchange_and_windows_require_words_for_atomics() {
     let mut pair = Pair::new();
     let shared = || Memory::shared(64).expect("as set up");
     let access = access() | Access::REMOTE_ATOMIC;
-    // Of owned memory a word may lie anywhere.
+    // In owned memory a word may have any address.
     let owned = Memory::zeroed(64).expect("as set up");
     let mr = pair.ends[0].register_at(pair.pds[0], owned, access, 4).expect("as set up");
     let refused = pair.ends[0].exchange(mr, shared()).unwrap_err();
@@ -258,10 +258,10 @@ fn words_stay_words_of_memory_by_exchange_and_through_windows() {
     pair.ends[0].register_at(pair.pds[0], shared(), Access::MW_BIND, 4).expect("windows to read");
 }
 
-/// ATOMIC WRITE needs REMOTE_WRITE alone, which WRITEs need for memory that starts anywhere. So registration asks for no
-/// words, and the ATOMIC WRITE itself is refused if it can't be whole, as one to a misaligned address.
+/// ATOMIC WRITE needs only REMOTE_WRITE, which WRITEs need for memory with any start. So registration requires no words,
+/// and an ATOMIC WRITE that can't be atomic is refused, like one to a misaligned address.
 #[test]
-fn an_atomic_write_is_whole_or_refused_as_misaligned() {
+fn an_atomic_write_is_atomic_or_refused_as_misaligned() {
     let owned = || Memory::zeroed(64).expect("as set up");
     let shared = || Memory::shared(64).expect("as set up");
     let kinds: [(&dyn Fn() -> Memory, bool); 3] = [(&owned, false), (&shared, true), (&|| foreign(64), true)];
@@ -273,7 +273,7 @@ fn an_atomic_write_is_whole_or_refused_as_misaligned() {
             let source = Memory::copy_of(b"8 bytes!").expect("as set up");
             let source = pair.ends[0].register(pair.pds[0], source, Access::NONE).expect("as set up");
             let remote = pair.ends[1].remote(mr).expect("as set up");
-            // A multiple of 8 for the peer, and of the region's bytes the seventh or the eighth.
+            // A multiple of 8 for the peer, and the seventh or the eighth byte of the region.
             let offset = 0x1008 - iova;
             pair.post(1, SendOp::Write(remote.at(offset)), source.sge(0..7)).expect("as set up");
             assert_eq!(pair.completed().status, WcStatus::Success);
@@ -290,7 +290,7 @@ fn an_atomic_write_is_whole_or_refused_as_misaligned() {
     }
 }
 
-/// A port that keeps what it is given to send, as a card whose ring is slow.
+/// A port that keeps the payloads to send, like a card with a slow ring.
 struct Keeper {
     inner: Loopback,
     kept: Arc<Mutex<Vec<Pinned>>>,
@@ -317,7 +317,7 @@ impl Wrapper for Keeper {
     }
 }
 
-/// Two contexts; the first one's port keeps what it sends.
+/// Two contexts; the first one's port keeps its payloads.
 fn over_keeper() -> (Pair, Arc<Mutex<Vec<Pinned>>>) {
     let switch = Switch::new(SwitchConfig::default().mtu(4500)).expect("as set up");
     let kept = Arc::default();
@@ -326,14 +326,14 @@ fn over_keeper() -> (Pair, Arc<Mutex<Vec<Pinned>>>) {
 }
 
 #[test]
-fn memory_that_a_port_still_sends_from_is_not_given_back() {
+fn memory_that_a_port_still_sends_is_not_returned() {
     let (mut pair, kept) = over_keeper();
     let memory = Memory::zeroed(4096).expect("as set up");
     let mr = pair.ends[0].register(pair.pds[0], memory, Access::NONE).expect("as set up");
     pair.post(1, SendOp::Send, Sge { mr, offset: 0, length: 4096 }).expect("as set up");
     pair.poll();
     assert_eq!(kept.lock().expect("as set up").len(), 1, "the payload stays where it is");
-    // The work request ends; the card has its payload still.
+    // The work request ends; the card still has its payload.
     pair.ends[0].modify_qp(pair.qps[0], Transition::Error).expect("as set up");
     assert_eq!(pair.completed().status, WcStatus::WrFlushErr);
     let said = pair.ends[0].deregister(mr).unwrap_err().to_string();
@@ -347,9 +347,9 @@ fn memory_that_a_port_still_sends_from_is_not_given_back() {
     pair.ends[0].deregister(mr).expect("as set up");
 }
 
-/// What a port reads later may be other bytes by then than those that the ICRC is of.
+/// The bytes that a port reads later may differ from those covered by the ICRC.
 #[test]
-fn of_memory_that_others_may_write_a_port_gets_a_copy() {
+fn a_port_gets_a_copy_of_shared_memory() {
     for make in [|| Memory::shared(4096).expect("as set up"), || foreign(4096)] {
         let (mut pair, kept) = over_keeper();
         let mr = pair.ends[0].register(pair.pds[0], make(), Access::NONE).expect("as set up");

@@ -1,4 +1,4 @@
-//! Memory windows of type 2B: bind, use, invalidate, and every way to be refused.
+//! Memory windows of type 2B: bind, use, invalidate, and every refusal.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::collections::{HashSet, VecDeque};
@@ -9,15 +9,15 @@ use ferroce::*;
 use ferroce_test_support::packet::{NAK_ACCESS, Script, ack, packet, payload};
 use ferroce_test_support::peer::{Peer, RQ, SQ, Setup, all_access, pattern, sge};
 
-/// Where the peers' addresses of the region start.
+/// The peers' address of the region's start.
 const IOVA: u64 = 0x1_0000;
 /// The window: these bytes of the region.
 const OFFSET: u64 = 256;
 const LENGTH: u64 = 512;
-/// The same, as the peer names it.
+/// The same, as the peer's address.
 const START: u64 = IOVA + OFFSET;
 
-/// What most binds here grant.
+/// The rights of most binds here.
 fn read_write() -> Access {
     Access::REMOTE_READ | Access::REMOTE_WRITE
 }
@@ -39,12 +39,12 @@ impl Bind {
     }
 }
 
-/// A queue pair with a region of 1024 bytes, of which a peer can reach nothing but by a window.
+/// A queue pair with a region of 1024 bytes, which a peer can only access by a window.
 struct Windowed {
     peer: Peer,
     mr: Mr,
     mw: Mw,
-    /// Of the next request of the peer.
+    /// The PSN of the peer's next request.
     psn: u32,
 }
 
@@ -58,7 +58,7 @@ impl Windowed {
         Windowed::of(Setup { qp_type: QpType::Uc, ..Setup::default() }, Access::LOCAL_WRITE | Access::MW_BIND)
     }
 
-    /// With a region of these rights.
+    /// With a region with these rights.
     fn over(access: Access) -> Windowed {
         Windowed::of(Setup::default(), access)
     }
@@ -119,7 +119,7 @@ impl Windowed {
         assert!(self.peer.bytes(self.mr) == before);
     }
 
-    /// The peer goes on with a second queue pair, which belongs to the same protection domain.
+    /// The peer continues with a second queue pair, in the same protection domain.
     fn turn_to_another_qp(&mut self) {
         self.peer.qp = self.peer.another_qp(&Setup::default());
         self.peer.qpn = self.peer.query().qpn;
@@ -131,7 +131,7 @@ fn read(psn: u32, va: u64, rkey: RKey, length: u32) -> Script {
     packet(Opcode::RC_READ_REQUEST, psn).reth(va, rkey, length)
 }
 
-/// Of one packet.
+/// A WRITE of one packet.
 fn write(psn: u32, va: u64, rkey: RKey, length: u32) -> Script {
     packet(Opcode::RC_WRITE_ONLY, psn).reth(va, rkey, length).payload(&vec![0xee; length as usize]).ack_req()
 }
@@ -154,7 +154,7 @@ fn invalidate(psn: u32, rkey: RKey) -> Script {
 }
 
 #[test]
-fn a_window_opens_its_range_under_a_key_of_its_own() {
+fn a_window_grants_its_range_under_its_own_key() {
     let mut windowed = Windowed::new();
     assert_eq!(windowed.remote(), None);
     let rkey = windowed.bind(read_write());
@@ -171,12 +171,12 @@ fn a_window_opens_its_range_under_a_key_of_its_own() {
     expected[767] = 0xee;
     expected[256..258].fill(0xee);
     assert!(windowed.peer.bytes(windowed.mr) == expected);
-    // The region's own key grants what the region grants: nothing.
+    // The region's own key grants only what the region grants: nothing.
     let own = windowed.peer.remote(windowed.mr).rkey;
     windowed.refuse(read(windowed.psn, START, own, 1), 3);
 }
 
-/// Outside of the window nothing is to be had, though the region goes on.
+/// Outside of the window there is no access, although the region is longer.
 #[test]
 fn a_window_ends_before_the_region_does() {
     let access = read_write() | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
@@ -199,9 +199,9 @@ fn a_window_ends_before_the_region_does() {
     }
 }
 
-/// What the bind does not grant is refused, whatever the queue pair and the region grant.
+/// Rights that the bind does not grant are refused, whatever the queue pair and the region grant.
 #[test]
-fn a_window_grants_what_its_bind_says() {
+fn a_window_grants_the_rights_of_its_bind() {
     let requests = [
         (read as fn(_, _, _, _) -> _, Access::REMOTE_READ),
         (write, Access::REMOTE_WRITE),
@@ -229,7 +229,7 @@ fn a_window_belongs_to_the_queue_pair_that_bound_it() {
         let (first, first_qpn) = (windowed.peer.qp, windowed.peer.qpn);
         windowed.turn_to_another_qp();
         windowed.refuse(request(RQ, START, rkey, 8), 0);
-        // The owner goes on.
+        // The owner continues.
         (windowed.peer.qp, windowed.peer.qpn) = (first, first_qpn);
         windowed.admit(request, START, rkey, 8);
     }
@@ -266,7 +266,7 @@ fn an_invalidated_window_is_closed_and_may_be_bound_again() {
             assert_eq!(windowed.peer.expect_wc(2, Success).opcode, WcOpcode::LocalInv);
         }
         assert_eq!(windowed.remote(), None);
-        // Not even for a READ that was allowed before.
+        // Not even for a READ that was permitted before.
         windowed.peer.inject(read(RQ, START, old, 300));
         windowed.peer.expect_nothing();
         let new = windowed.bind(read_write());
@@ -276,9 +276,9 @@ fn an_invalidated_window_is_closed_and_may_be_bound_again() {
     }
 }
 
-/// A window that is invalidated twice, and a key that never was one.
+/// Invalidates a window twice, and a key that never existed.
 #[test]
-fn a_key_that_opens_nothing_cannot_be_invalidated() {
+fn an_invalid_key_can_not_be_invalidated() {
     for bogus in [false, true] {
         let (mut windowed, rkey) = Windowed::bound(read_write());
         windowed.peer.post(2, SendOp::LocalInvalidate(rkey), &[]);
@@ -290,7 +290,7 @@ fn a_key_that_opens_nothing_cannot_be_invalidated() {
     }
 }
 
-/// Every bind that breaks a rule, and the same one when it does not.
+/// Every bind that violates a rule, and the same one without the violation.
 #[test]
 fn a_bind_that_breaks_a_rule_fails() {
     type Change = fn(&mut Windowed, &mut Bind);
@@ -348,9 +348,9 @@ fn a_bind_that_breaks_a_rule_fails() {
     }
 }
 
-/// What is wrong for certain is refused when it is posted.
+/// A certain error is refused when it is posted.
 #[test]
-fn a_bind_that_makes_no_sense_is_not_posted() {
+fn an_invalid_bind_is_not_posted() {
     let mut windowed = Windowed::new();
     let bind = windowed.bind_of(read_write());
     let (mr, mw) = (windowed.mr, windowed.mw);
@@ -377,9 +377,9 @@ fn a_bind_that_makes_no_sense_is_not_posted() {
     assert!(matches!(refusal(bind, &[sge(mr, 8)]), Error::Invalid { attribute: "length", .. }));
 }
 
-/// A bind waits for all that was posted before it, and all that is posted after it waits for it.
+/// A bind waits for all earlier work requests, and later ones wait for it.
 #[test]
-fn a_bind_takes_its_turn() {
+fn a_bind_is_executed_in_order() {
     let mut windowed = Windowed::new();
     windowed.peer.post_write(11, b"before");
     windowed.peer.post(12, windowed.op(read_write()), &[]);
@@ -391,15 +391,15 @@ fn a_bind_takes_its_turn() {
     windowed.peer.expect_wc(11, Success);
     windowed.peer.expect_wc(12, Success);
     assert!(windowed.remote().is_some());
-    // It took no PSN.
+    // It used no PSN.
     windowed.peer.expect(Opcode::RC_WRITE_ONLY, SQ + 1);
     windowed.peer.inject(ack(SQ + 1, 2));
     windowed.peer.expect_wc(13, Success);
 }
 
-/// A bind looks at its window and region when its turn comes.
+/// A bind checks its window and region when its turn comes.
 #[test]
-fn what_went_away_before_its_turn_is_not_bound() {
+fn objects_destroyed_before_a_bind_are_not_bound() {
     for window in [false, true] {
         let mut windowed = Windowed::new();
         windowed.peer.post_write(11, b"before");
@@ -424,17 +424,17 @@ fn a_region_with_a_window_stays() {
     let (mr, mw, pd) = (windowed.mr, windowed.mw, windowed.peer.pd);
     let refused = windowed.peer.context.deregister(mr).unwrap_err();
     assert!(matches!(&refused, Error::Busy { users, .. } if users.contains("1 bound")), "{refused}");
-    // Nor is its key revoked from under the window.
+    // Nor can the key of a region with a window be revoked.
     let own = windowed.peer.remote(mr).rkey;
     windowed.peer.post(2, SendOp::LocalInvalidate(own), &[]);
     windowed.peer.expect_wc(2, LocProtErr);
-    // The queue pair has failed by that; the window stays bound, and still holds the region.
+    // That has failed the queue pair; the window stays bound, and still holds the region.
     assert_eq!(windowed.remote().unwrap().rkey, rkey);
     assert!(matches!(windowed.peer.context.deregister(mr), Err(Error::Busy { .. })));
     windowed.peer.context.dealloc_mw(mw).unwrap();
     assert!(matches!(windowed.peer.context.remote_window(mw), Err(Error::InvalidHandle { .. })));
     windowed.peer.context.deregister(mr).unwrap();
-    // A protection domain stays for a window.
+    // A protection domain with a window can't be freed.
     windowed.peer.context.destroy_qp(windowed.peer.qp).unwrap();
     let mw = windowed.peer.context.alloc_mw(pd).unwrap();
     assert!(matches!(windowed.peer.context.dealloc_pd(pd), Err(Error::Busy { .. })));
@@ -442,7 +442,7 @@ fn a_region_with_a_window_stays() {
     windowed.peer.context.dealloc_pd(pd).unwrap();
 }
 
-/// A peer cannot revoke the key of a region that has windows.
+/// A peer can't revoke the key of a region that has windows.
 #[test]
 fn a_peer_does_not_invalidate_a_region_under_its_window() {
     let mut windowed = Windowed::new();
@@ -455,10 +455,10 @@ fn a_peer_does_not_invalidate_a_region_under_its_window() {
     windowed.peer.expect_nak(NAK_ACCESS, RQ, 0);
 }
 
-/// RESET and the end of a queue pair unbind its windows, and those only; ERR leaves them, for
-/// nothing comes through it any more.
+/// RESET and the end of a queue pair unbind its windows, and only those; ERR leaves them, because no request is executed
+/// any more.
 #[test]
-fn a_queue_pair_takes_its_windows_with_it() {
+fn the_windows_of_a_queue_pair_end_with_it() {
     for destroy in [false, true] {
         let (mut windowed, _) = Windowed::bound(read_write());
         let (first, first_mw) = (windowed.peer.qp, windowed.mw);
@@ -481,9 +481,9 @@ fn a_queue_pair_takes_its_windows_with_it() {
     }
 }
 
-/// A READ is checked again for each packet: what the window no longer opens is not sent.
+/// A READ is checked again for each packet: bytes that the window no longer grants are not sent.
 #[test]
-fn a_window_that_goes_stops_a_read_under_way() {
+fn invalidating_a_window_stops_a_read_in_progress() {
     for by_peer in [false, true] {
         let (mut windowed, rkey) = Windowed::bound(read_write());
         windowed.peer.post_recv(2, 8);
@@ -508,7 +508,7 @@ fn a_window_that_goes_stops_a_read_under_way() {
 }
 
 #[test]
-fn a_window_that_goes_stops_a_write_under_way() {
+fn invalidating_a_window_stops_a_write_in_progress() {
     let (mut windowed, rkey) = Windowed::bound(read_write());
     let first = packet(Opcode::RC_WRITE_FIRST, RQ).reth(START, rkey, LENGTH as u32).payload(&[0xee; 256]);
     windowed.peer.inject(first);
@@ -518,8 +518,7 @@ fn a_window_that_goes_stops_a_write_under_way() {
     assert_eq!(windowed.peer.bytes(windowed.mr)[512..], pattern(1024)[512..]);
 }
 
-/// An unreliable connection has windows too. What a peer asks beside them is dropped, and a bind
-/// that fails stops the sends only.
+/// An unreliable connection has windows too. Requests outside of them are dropped, and a failed bind only stops the sends.
 #[test]
 fn windows_on_an_unreliable_connection() {
     let mut windowed = Windowed::unreliable();
@@ -553,9 +552,9 @@ fn datagrams_have_no_windows() {
     assert!(matches!(refused, Error::Invalid { attribute: "op", .. }), "{refused}");
 }
 
-/// A key that was given up comes back late, if ever: not among the next 4096.
+/// A retired key is reused late, if ever: not among the next 4096.
 #[test]
-fn keys_of_windows_come_back_late() {
+fn keys_of_windows_are_reused_late() {
     let mut windowed = Windowed::new();
     let mut recent = VecDeque::new();
     let mut known = HashSet::new();

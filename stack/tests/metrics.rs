@@ -1,4 +1,4 @@
-//! What a context counts, and how it shows it.
+//! The counters of a context, and their export.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::io::{ErrorKind, Read, Write};
@@ -16,7 +16,7 @@ fn value(metrics: &Metrics, name: &str, label: Option<&str>) -> u64 {
     metric.samples.iter().find(labelled).unwrap().value
 }
 
-/// Posts on the first end, with a receive at the other, and lets it happen.
+/// Posts on the first end, with a receive at the other, and runs until it has completed.
 fn happen(pair: &mut Pair, ops: &[SendOp]) {
     for op in ops {
         let [end, peer] = &mut pair.ends;
@@ -42,7 +42,7 @@ fn requests_are_counted_by_kind_at_both_ends() {
     let there = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
     let remote = RemoteAddress { addr: there.addr, rkey: there.rkey };
     let add = SendOp::FetchAdd { remote, add: 1 };
-    // It takes a receive, and is no SEND.
+    // It uses a receive, but is not a SEND.
     let immediate = SendOp::WriteWithImm(remote, 1);
     happen(&mut pair, &[SendOp::Send, SendOp::Write(remote), immediate, SendOp::Read(remote), add, add, add]);
     let [near, far] = [0, 1].map(|end: usize| pair.ends[end].context.counters());
@@ -72,7 +72,7 @@ fn requests_are_counted_by_kind_at_both_ends() {
     assert_eq!(path_mtus.samples.iter().map(|sample| sample.value).sum::<u64>(), 1);
 }
 
-/// The rates of queue pairs that a CNP has slowed down, the slowest first, and 16 at most.
+/// The rates of queue pairs slowed down by CNPs, the slowest first, at most 16.
 #[test]
 fn rates_under_congestion_control_are_shown() {
     let config = |config: Config| {
@@ -150,9 +150,9 @@ fn a_message_that_is_too_long_is_counted() {
     assert_eq!(near.value(Counter::ReqRemoteInvalidRequest), 1);
 }
 
-/// A packet that finds others before it is marked.
+/// A packet that finds others queued is marked.
 #[test]
-fn marks_of_congestion_are_counted_where_they_arrive() {
+fn congestion_marks_are_counted_at_the_receiver() {
     let ecn = Some(EcnConfig::new(0, 0, 1.0));
     let link = LinkConfig::default().rate(1_000_000_000).ecn(ecn);
     const ECT_0: u8 = 2;
@@ -173,7 +173,7 @@ fn marks_of_congestion_are_counted_where_they_arrive() {
     }
 }
 
-/// The sockets of this process, and of which context they are, oldest first.
+/// The sockets of this process and their contexts, the oldest first.
 fn own_sockets() -> Vec<PathBuf> {
     let pid = format!("{}.", std::process::id());
     let mut sockets: Vec<PathBuf> = Exported::find().sockets().collect();
@@ -187,9 +187,9 @@ fn read(stream: &mut UnixStream) -> Metrics {
     Metrics::parse(&text).unwrap()
 }
 
-/// One test, for the sockets of the process are what all of it looks at.
+/// A single test, because it checks all sockets of the process.
 #[test]
-fn a_context_shows_itself_to_who_connects_and_to_many_and_to_the_slow() {
+fn an_exported_context_serves_one_many_and_slow_readers() {
     let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());
     for end in &mut pair.ends {
         end.context.export().unwrap();
@@ -204,7 +204,7 @@ fn a_context_shows_itself_to_who_connects_and_to_many_and_to_the_slow() {
         }
     };
 
-    // What is in the text is what the context says.
+    // The text matches the context's values.
     for (end, socket) in sockets.iter().enumerate() {
         let mut reader = UnixStream::connect(socket).unwrap();
         poll(&mut pair);
@@ -216,7 +216,7 @@ fn a_context_shows_itself_to_who_connects_and_to_many_and_to_the_slow() {
         assert!(metrics.iter().eq(own.iter()));
     }
 
-    // More readers than are served at once, one that writes, and one that goes away.
+    // More readers than are served at once, one that writes, and one that disconnects.
     let mut readers: Vec<UnixStream> = (0..20).map(|_| UnixStream::connect(&sockets[0]).unwrap()).collect();
     readers[0].write_all(b"nobody reads this").unwrap();
     drop(readers.remove(1));
@@ -233,7 +233,7 @@ fn a_context_shows_itself_to_who_connects_and_to_many_and_to_the_slow() {
         .collect();
     assert!(texts.iter().all(|text| Metrics::parse(text).is_ok() && text == &texts[0]));
 
-    // It leaves nothing behind.
+    // It leaves no socket.
     drop(pair);
     assert_eq!(own_sockets(), Vec::<PathBuf>::new());
 }

@@ -1,5 +1,6 @@
-//! Every module of the project lies where the compiler looks for it: what several test programs share is a crate
-//! (`driver/test-support`, `stack/test-support`) that no application is built with, and what one needs is in its folder.
+//! Every module of the project is where the compiler looks for it: code shared by several test programs is a crate
+//! (`driver/test-support`, `stack/test-support`) with which no application is built, and other test code is in its
+//! program's directory.
 //!
 //!     cargo test -p ferroce --test modules
 
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use ferroce_test_support::repository::files;
 
-/// Files that name the place of a module, how often, and why they may.
+/// Files that set the path of a module, how often, and why they may.
 const ALLOWED: [(&str, usize, &str); 5] = [
     (
         "stack/loom/src/lib.rs",
@@ -23,7 +24,7 @@ const ALLOWED: [(&str, usize, &str); 5] = [
     ("tools/tests/rxe/main.rs", 1, "the same over rdma_rxe"),
 ];
 
-/// Whether a line takes a module, or text, from a place of its own.
+/// Whether a line sets the path of a module, or includes a text.
 fn names_a_place(line: &str) -> bool {
     let line = line.trim_start();
     let attribute = line.strip_prefix("#[").or_else(|| line.strip_prefix("#!["));
@@ -34,7 +35,7 @@ fn names_a_place(line: &str) -> bool {
 }
 
 #[test]
-fn modules_lie_where_the_compiler_looks_for_them() {
+fn modules_are_where_the_compiler_looks_for_them() {
     let files = files(".rs");
     let counts =
         files.iter().map(|(file, text)| (file, text.lines().filter(|line| names_a_place(line)).count()));
@@ -51,7 +52,7 @@ fn modules_lie_where_the_compiler_looks_for_them() {
 }
 
 #[test]
-fn each_way_to_name_a_place_is_seen() {
+fn every_form_of_an_explicit_path_is_found() {
     for attribute in ["path = \"../other/mod.rs\"", "path=\"x.rs\"", "cfg_attr(test, path = \"x.rs\")"] {
         assert!(names_a_place(&format!("    #[{attribute}] mod x;")), "{attribute}");
         assert!(!names_a_place(&format!("//! #[{attribute}]")), "{attribute}");
@@ -62,7 +63,7 @@ fn each_way_to_name_a_place_is_seen() {
     }
 }
 
-/// Those of tests, benchmarks and the fuzzer use them, and each other; nothing else does.
+/// Only crates of tests, benchmarks and the fuzzer use them, and each other.
 #[test]
 fn no_application_is_built_with_test_support() {
     let mut users = Vec::new();

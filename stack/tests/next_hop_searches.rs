@@ -1,4 +1,4 @@
-//! The searches for next hops: who waits for them, when they end, and what they cost.
+//! Searches for next hops: their waiters, their end, and their cost.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -14,7 +14,7 @@ use ferroce::*;
 const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 
-/// The driver says nothing of the hosts of network 11, and nobody answers in network 12.
+/// The driver reports nothing about the hosts of network 11; hosts of network 12 do not answer.
 fn unknown(host: u32) -> IpAddr {
     IpAddr::from((0x0b00_0000 + host).to_be_bytes())
 }
@@ -23,8 +23,8 @@ fn absent(host: u32) -> IpAddr {
     IpAddr::from((0x0c00_0000 + host).to_be_bytes())
 }
 
-/// A port that counts how often it is asked for a next hop; of those in network 12 it says the second time
-/// that nobody answers.
+/// A port that counts how often it is polled for a next hop; for network 12 it reports at the second poll that there is no
+/// answer.
 struct Counting {
     port: Loopback,
     asked: Arc<AtomicU64>,
@@ -75,7 +75,7 @@ impl End {
         End { context, pd, cq, asked, now: Nanos(1_000_000_000), _peer: peer }
     }
 
-    /// Polls every 10 µs for so long. Returns how often the driver was asked.
+    /// Polls every 10 µs for this time. Returns how often the driver was polled.
     fn run(&mut self, time: Duration) -> u64 {
         let (before, end) = (self.asked.load(Ordering::Relaxed), self.now + time);
         while self.now < end {
@@ -125,14 +125,14 @@ fn receive_from(peer: IpAddr) -> Transition {
 const MOMENT: Duration = Duration::from_millis(2);
 
 #[test]
-fn a_queue_pair_that_gets_another_way_sends_on_it() {
+fn a_queue_pair_with_a_new_path_sends_on_it() {
     let mut end = End::new(&Config::default());
     let qp = end.qp();
     end.ready(qp, unknown(1));
     end.send(qp);
     end.run(MOMENT);
     assert_eq!(end.sent(), 0);
-    // Another that is sought, then one that is known.
+    // Another one that is resolved, then one that is known.
     end.move_to(qp, unknown(2));
     end.run(MOMENT);
     assert_eq!(end.sent(), 0);
@@ -142,7 +142,7 @@ fn a_queue_pair_that_gets_another_way_sends_on_it() {
 }
 
 #[test]
-fn a_new_way_knows_nothing_of_the_old_ones_end() {
+fn a_new_path_is_independent_of_the_old_ones_failure() {
     let mut end = End::new(&Config::default());
     let qp = end.qp();
     end.ready(qp, absent(1));
@@ -156,7 +156,7 @@ fn a_new_way_knows_nothing_of_the_old_ones_end() {
     assert_eq!(blocking(&mut end, Transition::Init { access: Access::NONE }), Ok(()));
     assert_eq!(blocking(&mut end, receive_from(PEER)), Ok(()));
     assert_eq!(end.context.next_event_of(qp).unwrap(), None);
-    // and another end is told with its own reason.
+    // and another peer's failure has its own reason.
     end.context.modify_qp(qp, Transition::Reset).unwrap();
     end.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     end.ready(qp, absent(2));
@@ -165,16 +165,16 @@ fn a_new_way_knows_nothing_of_the_old_ones_end() {
     end.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     let error = blocking(&mut end, receive_from(absent(3))).unwrap_err();
     assert!(error.contains("12.0.0.3"), "{error}");
-    // A queue pair that goes to ERR waits for no search.
+    // A queue pair that enters ERR waits for no search.
     end.context.modify_qp(qp, Transition::Reset).unwrap();
     end.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     end.ready(qp, unknown(1));
     assert_eq!(blocking(&mut end, Transition::Error), Ok(()));
 }
 
-/// However many were begun for nobody, a few looks are enough to see it.
+/// However many unwanted searches were started, a few polls are enough to remove them.
 #[test]
-fn a_search_ends_with_the_last_who_seeks() {
+fn a_search_ends_with_its_last_waiter() {
     let mut end = End::new(&Config::default().max_ahs(1));
     let pd = end.pd;
     let none_is_left = |end: &mut End| {
@@ -209,7 +209,7 @@ fn a_search_ends_with_the_last_who_seeks() {
         end.context.destroy_qp(qp).unwrap();
     }
     none_is_left(&mut end);
-    // Beside one who does wait.
+    // Together with an address handle that does wait.
     let ah = end.context.create_ah(pd, &to(unknown(1))).unwrap();
     let asked = end.run(Duration::from_millis(100));
     assert!((90..=110).contains(&asked), "{asked}");
@@ -217,9 +217,9 @@ fn a_search_ends_with_the_last_who_seeks() {
     none_is_left(&mut end);
 }
 
-/// 20 or fewer are looked for once a millisecond each, more of them every 50 µs in turn.
+/// Up to 20 are each polled once per millisecond, more of them every 50 µs in turn.
 #[test]
-fn what_is_sought_is_asked_in_turn() {
+fn searches_are_polled_in_turn() {
     for (sought, expected) in [(1, 1), (20, 20), (1000, 20)] {
         let mut end = End::new(&Config::default().max_ahs(1001));
         let pd = end.pd;
@@ -228,7 +228,7 @@ fn what_is_sought_is_asked_in_turn() {
         }
         let asked = end.run(Duration::from_millis(100)) / 100;
         assert!((expected * 9 / 10..=expected).contains(&asked), "{sought}: {asked} times a millisecond");
-        // The answer that is there is heard when its turn comes.
+        // An available answer is received when its turn comes.
         let ah = end.context.create_ah(pd, &to(absent(1))).unwrap();
         let start = end.now;
         while end.context.next_event_of(ah).unwrap().is_none() {
@@ -241,10 +241,10 @@ fn what_is_sought_is_asked_in_turn() {
     }
 }
 
-/// A driver that says nothing for 10 s is given up, by each who waits for as long. Those who gave up before take nothing
-/// of that from who comes later, also if nobody polls in between.
+/// A driver that reports nothing for 10 s is given up, by each waiter after its own 10 s. Earlier waiters do not shorten
+/// the time of later ones, even without polls in between.
 #[test]
-fn who_begins_to_wait_has_its_whole_time() {
+fn each_waiter_has_its_whole_time() {
     type Seek = fn(&mut End) -> Box<dyn FnOnce(&mut End)>;
     let by_address_handle: Seek = |end| {
         let ah = end.context.create_ah(end.pd, &to(unknown(1))).unwrap();
@@ -270,7 +270,7 @@ fn who_begins_to_wait_has_its_whole_time() {
         let give_up = first(&mut end);
         assert!(!is_told(&mut end));
         give_up(&mut end);
-        // Nothing is to be done for the context meanwhile.
+        // The context has nothing to do meanwhile.
         end.now = end.now + Duration::from_secs(11);
         let _: Box<dyn FnOnce(&mut End)> = second(&mut end);
         for seconds in [0, 5, 4] {
@@ -280,7 +280,7 @@ fn who_begins_to_wait_has_its_whole_time() {
         end.now = end.now + Duration::from_secs(1);
         assert!(is_told(&mut end));
     }
-    // Beside another one that still waits.
+    // Together with another one that still waits.
     let mut end = End::new(&Config::default());
     let [first, second] = [9, 3].map(|wait| {
         let ah = end.context.create_ah(end.pd, &to(unknown(1))).unwrap();

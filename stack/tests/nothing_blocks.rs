@@ -1,4 +1,4 @@
-//! Next hops that take seconds, or are never found: the context goes on, and whoever waits is told.
+//! Next hops that take seconds, or are never found: the context continues, and waiters are notified.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
@@ -12,13 +12,13 @@ use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, NextHop, Refus
 use ferroce::*;
 use ferroce_test_support::pair::{self, Pair, QKEY, Setup};
 
-/// How long the driver looks for a next hop.
+/// How long the driver resolves a next hop.
 const SEARCH: Duration = Duration::from_secs(3);
-/// It is found after that, though nothing answers there.
+/// It is found after that, though no host answers there.
 const SLOW: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3));
 /// It is not found after that.
 const ABSENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 4));
-/// The driver never says anything of it.
+/// The driver never reports anything about it.
 const UNKNOWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
 /// There is no route to it.
 const ELSEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
@@ -78,12 +78,12 @@ impl PacketDriver for Searching {
     }
 }
 
-/// A pair on an ideal link, with ports as `port` makes them.
+/// A pair on an ideal link, with ports created by `port`.
 fn pair(setup: Setup, port: fn(SimPort) -> Box<dyn PacketDriver>) -> Pair {
     Pair::new(1, LinkConfig::default(), Setup { port, ..setup })
 }
 
-/// Polls both ends for so long, a millisecond at a time.
+/// Polls both ends for this time, a millisecond at a time.
 fn run(pair: &mut Pair, time: Duration) {
     let end = pair.now + time;
     while pair.now < end {
@@ -127,8 +127,8 @@ fn events(pair: &mut Pair) -> Vec<Event> {
     std::iter::from_fn(|| pair.ends[0].context.next_event()).collect()
 }
 
-/// When each WRITE of 1,000 queue pairs that always have one under way is complete, in polls, for 3.5 s, beside what
-/// `disturb` asks for after 100 ms; and the longest time that a poll or a verb took.
+/// The times, in polls, at which each WRITE of 1,000 queue pairs with one outstanding completes, for 3.5 s, together with
+/// the actions of `disturb` after 100 ms; and the longest duration of a poll or a verb.
 fn trace(disturb: impl FnOnce(&mut Pair)) -> (Vec<(u32, u64)>, Duration) {
     const QPS: usize = 1000;
     let setup = Setup { qps: QPS, timeout: 18, ..Setup::default() };
@@ -151,7 +151,7 @@ fn trace(disturb: impl FnOnce(&mut Pair)) -> (Vec<(u32, u64)>, Duration) {
         longest = longest.max(begun.elapsed());
         let end = &mut pair.ends[0];
         while let Some(wc) = end.context.poll_cq(end.cq).unwrap() {
-            // Those of `disturb` have others.
+            // Those of `disturb` have other numbers.
             if wc.wr_id < QPS as u64 {
                 assert_eq!(wc.status, WcStatus::Success);
                 trace.push((poll, wc.wr_id));
@@ -178,7 +178,7 @@ fn a_resolve_of_three_seconds_delays_none_of_a_thousand_queue_pairs() {
             send(pair, qp, 10_000 + n, SendOp::Send);
         }
     });
-    // While it searches nothing is different; what leaves then has its place in the bursts too.
+    // During the search there is no difference; packets sent after it have places in the bursts too.
     let until = |poll| move |(at, _): &&(u32, u64)| *at < poll;
     let searching = undisturbed.iter().take_while(until(3000)).count();
     assert_eq!(undisturbed[..searching], disturbed[..searching]);
@@ -197,7 +197,7 @@ fn a_resolve_of_three_seconds_delays_none_of_a_thousand_queue_pairs() {
     assert!(longest < Duration::from_secs(1), "a verb has blocked: {longest:?}");
 }
 
-/// RTR and RTS are reached meanwhile, what comes is taken, and what is owed and posted leaves with the next hop.
+/// RTR and RTS are reached meanwhile, requests are received, and owed and posted packets are sent with the next hop.
 #[test]
 fn a_queue_pair_sends_when_its_next_hop_is_found() {
     let mut pair = pair(Setup::default(), Searching::wrap_all);
@@ -209,7 +209,7 @@ fn a_queue_pair_sends_when_its_next_hop_is_found() {
     }
     run(&mut pair, Duration::from_millis(2900));
     assert_eq!([0, 1].map(|end| pair.ends[end].context.driver_stats().tx_frames), [0, 0]);
-    // No timeout has run: nothing was sent yet.
+    // No timeout has occurred, because nothing was sent yet.
     assert_eq!(pair.ends[0].context.counters().value(Counter::LocalAckTimeoutErr), 0);
     run(&mut pair, Duration::from_millis(200));
     for end in 0..2 {
@@ -222,7 +222,7 @@ fn a_queue_pair_sends_when_its_next_hop_is_found() {
 }
 
 #[test]
-fn a_queue_pair_without_a_next_hop_fails_and_says_why() {
+fn a_queue_pair_without_a_next_hop_fails_with_the_reason() {
     let mut pair = pair(Setup::default(), Searching::wrap);
     let [qp, silent] = [(); 2].map(|()| another_qp(&mut pair));
     ready_to_send(&mut pair, qp, ABSENT);
@@ -231,7 +231,7 @@ fn a_queue_pair_without_a_next_hop_fails_and_says_why() {
     ready_to_send(&mut pair, silent, UNKNOWN);
     run(&mut pair, Duration::from_millis(2900));
     assert_eq!(pair.ends[0].context.query_qp(qp).unwrap().state, QpState::Rts);
-    // Whoever sleeps as long as nothing happens looks again in time.
+    // A loop that sleeps while nothing happens polls again in time.
     let quiet = pair.ends[0].context.quiet_for(pair.now).unwrap();
     assert!(quiet <= Duration::from_millis(1), "{quiet:?}");
     run(&mut pair, Duration::from_millis(200));
@@ -240,15 +240,15 @@ fn a_queue_pair_without_a_next_hop_fails_and_says_why() {
     let reason = Unreachable::NoNeighbour { peer: ABSENT, next_hop: ABSENT };
     assert_eq!(events(&mut pair), [Event::QpUnreachable { qp, reason }]);
     assert_eq!(reason.to_string(), "10.0.0.4 does not answer ARP");
-    // One of which the driver says nothing is given up after 10 s.
+    // A next hop about which the driver reports nothing is given up after 10 s.
     run(&mut pair, Duration::from_secs(8));
     let reason = Unreachable::Silent { peer: UNKNOWN };
     assert_eq!(events(&mut pair), [Event::QpUnreachable { qp: silent, reason }]);
-    // No search is left, and no deadline with it.
+    // No search is left, and no deadline.
     assert_eq!(pair.ends[0].context.next_timeout(), None);
 }
 
-/// A search that ends after its queue pair has been reset says nothing to it.
+/// A search that ends after its queue pair has been reset does not affect it.
 #[test]
 fn a_queue_pair_that_is_reset_waits_for_nothing() {
     let mut pair = pair(Setup::default(), Searching::wrap);
@@ -291,7 +291,7 @@ fn a_datagram_waits_for_its_address_handle() {
     let reason = Unreachable::NoNeighbour { peer: ABSENT, next_hop: ABSENT };
     let told = [absent, destroyed].map(|ah| Event::AhUnreachable { ah, reason });
     assert_eq!(events(&mut pair), told);
-    // What is posted with it ends at once, as any datagram that can't leave: the queue pair is in SQE.
+    // Datagrams posted with it complete at once, as any that can't be sent: the queue pair is in SQE.
     send(&mut pair, qp, 4, to(absent));
     send(&mut pair, qp, 5, SendOp::SendTo(near));
     run(&mut pair, Duration::from_millis(1));
@@ -302,9 +302,9 @@ fn a_datagram_waits_for_its_address_handle() {
     assert_eq!(completions(&mut pair, 0), [(6, WcStatus::Success)]);
 }
 
-/// Whoever waits for it is not left waiting.
+/// Datagrams that wait for it do not wait forever.
 #[test]
-fn an_address_handle_that_is_destroyed_holds_nobody_up() {
+fn a_destroyed_address_handle_delays_nothing() {
     let setup = Setup { qp_type: QpType::Ud, ..Setup::default() };
     let mut pair = pair(setup, Searching::wrap);
     let (pd, qp) = (pair.ends[0].pd, pair.ends[0].qp);
@@ -317,7 +317,7 @@ fn an_address_handle_that_is_destroyed_holds_nobody_up() {
 }
 
 #[test]
-fn a_connection_is_asked_for_when_the_next_hop_is_found() {
+fn a_connection_is_requested_when_the_next_hop_is_found() {
     let mut pair = pair(Setup::default(), Searching::wrap_all);
     let listen = SocketAddr::from(([10, 0, 0, 2], 7471));
     pair.ends[1].context.listen(PortSpace::Tcp, listen, &ListenConfig::default()).unwrap();
@@ -330,7 +330,7 @@ fn a_connection_is_asked_for_when_the_next_hop_is_found() {
     let Some(CmEvent::ConnectionRequest(request)) = pair.ends[1].context.next_cm_event() else {
         panic!("no request");
     };
-    // It is answered where it came from, which takes no search.
+    // The answer is sent back to the source, without a search.
     let end = &mut pair.ends[1];
     let accepting = end.context.create_qp(&QpConfig::rc(end.pd, end.cq)).unwrap();
     end.context.modify_qp(accepting, Transition::Init { access: Access::NONE }).unwrap();
@@ -351,7 +351,7 @@ fn connecting_without_a_next_hop_ends_with_the_reason() {
     let qp = another_qp(&mut pair);
     let id = pair.ends[0].context.connect(qp, SocketAddr::new(ABSENT, 7471), &parameters).unwrap();
     let search = pair.ends[0].context.resolve(SocketAddr::new(ABSENT, 7471), &parameters).unwrap();
-    // One that is ended before says nothing.
+    // One that is ended before has no event.
     let other = another_qp(&mut pair);
     let ended = pair.ends[0].context.connect(other, SocketAddr::new(ABSENT, 7471), &parameters).unwrap();
     run(&mut pair, Duration::from_millis(10));
@@ -366,7 +366,7 @@ fn connecting_without_a_next_hop_ends_with_the_reason() {
     assert_eq!(no_route.unwrap_err().to_string(), "no route to 192.0.2.1 from 'sim0'");
 }
 
-/// A port to which words of the network can be given.
+/// A port that can be passed ICMP errors.
 struct Told {
     port: SimPort,
     words: Arc<Mutex<Vec<Refusal>>>,
@@ -396,7 +396,7 @@ impl PacketDriver for Told {
     }
 }
 
-/// Anybody can send an ICMP message. Only one that quotes the request ends the attempt, and whoever has not seen the
+/// Anybody can send an ICMP message. Only one that quotes the request ends the attempt, and a host that has not seen the
 /// request can't quote it.
 #[test]
 fn a_forged_refusal_ends_nothing() {
@@ -413,13 +413,13 @@ fn a_forged_refusal_ends_nothing() {
     context.poll(Nanos(1)).unwrap();
     let mut request = Vec::new();
     far.rx_burst(Nanos(2), &mut |frame: &[u8]| request = frame.to_vec()).unwrap();
-    // Behind the headers of Ethernet, IPv4 and UDP.
+    // After the headers of Ethernet, IPv4 and UDP.
     let quoted: [u8; Refusal::QUOTED] = *request[14 + 20 + 8..].first_chunk().unwrap();
     let reason = RefusalReason::Port;
     let refusal = Refusal { peer, from: peer, reason, quoted };
     let mut forged =
         vec![Refusal { quoted: [0; Refusal::QUOTED], ..refusal }, Refusal { peer: own, ..refusal }];
-    // The transaction id and the communication id.
+    // The transaction ID and the communication ID.
     for at in (28..36).chain(44..48) {
         let mut quoted = quoted;
         quoted[at] ^= 1;
@@ -432,7 +432,7 @@ fn a_forged_refusal_ends_nothing() {
     context.poll(Nanos(4)).unwrap();
     let reason = Unreachable::Refused { peer, from: peer, reason };
     assert_eq!(context.next_cm_event(), Some(CmEvent::Unreachable { id, reason }));
-    // A second word of it changes nothing.
+    // A repetition changes nothing.
     words.lock().unwrap().push(refusal);
     context.poll(Nanos(5)).unwrap();
     assert_eq!(context.next_cm_event(), None);

@@ -1,4 +1,4 @@
-//! The loop of an application: when it blocks, and what time it tells.
+//! An application's loop: when it blocks, and its time.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -9,7 +9,7 @@ use ferroce::driver::loopback;
 use ferroce::*;
 use ferroce_driver_test_support::waited::Waited;
 
-/// Turns of `poller` and waits in them until `is_done`.
+/// Runs turns of `poller`, with its waits, until `is_done`.
 fn run(
     poller: &mut Poller,
     context: &mut Context,
@@ -27,16 +27,16 @@ fn run(
     }
 }
 
-/// Several that came together, of which the program takes one in each turn.
+/// Several that arrived together, of which the program takes one per turn.
 #[test]
-fn a_poller_does_not_block_over_what_is_not_taken_yet() {
+fn a_poller_does_not_block_while_results_are_unread() {
     let (port, _peer) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let waits = Arc::new(AtomicU64::new(0));
     let port = Waited { port, waits: waits.clone() };
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let mut poller = Poller::blocking();
-    // Completions; a program may look elsewhere in between.
+    // Completions; a program may do other work in between.
     let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
     context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     for wr_id in 0..50 {
@@ -70,7 +70,7 @@ fn a_poller_does_not_block_over_what_is_not_taken_yet() {
         events == 10
     });
     assert_eq!(outcome, (10, 0), "turns and waits");
-    // A program that does not care for events does not spin over them.
+    // A program that ignores events does not spin because of them.
     raise(&mut context);
     let mut turns = 0;
     let (_, waited) = run(&mut poller, &mut context, &waits, |_| {
@@ -80,9 +80,9 @@ fn a_poller_does_not_block_over_what_is_not_taken_yet() {
     assert_eq!(waited, 9, "after the turn in which they came");
 }
 
-/// It moves its contexts to the time of the one that is furthest ahead; another poller does not.
+/// It advances its contexts to the time of the latest one; another poller does not.
 #[test]
-fn a_poller_has_one_time() {
+fn a_pollers_contexts_share_one_time() {
     let [mut context, mut ahead, mut beside] = [1, 2, 3].map(|n| {
         let (port, _) = loopback::pair(&[[10, 0, 0, n].into()], &[]);
         Context::open(Box::new(port), &Config::default()).unwrap()

@@ -1,16 +1,16 @@
-//! What a queue pair costs that does nothing: a stated amount of memory, and nothing in the poll.
-//! `./do bench --bench queue_pairs` measures the time.
+//! The cost of an idle queue pair: a documented amount of memory, and no work in the poll. `./do bench --bench queue_pairs`
+//! measures the time.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use ferroce::*;
 
-/// As `benches/queue_pairs.rs` has them: sixteen work requests each way, of one piece.
+/// As in `benches/queue_pairs.rs`: sixteen work requests in each direction, with one piece.
 fn modest(pd: Pd, cq: Cq) -> QpConfig {
     QpConfig::rc(pd, cq).max_send_wr(16).max_recv_wr(16).max_send_sge(1).max_recv_sge(1).max_inline_data(0)
 }
 
-/// The least that can send and receive.
+/// The smallest that can send and receive.
 fn minimal(pd: Pd, cq: Cq) -> QpConfig {
     modest(pd, cq).max_send_wr(1).max_recv_wr(1)
 }
@@ -50,9 +50,9 @@ fn connected(driver: Device, qps: u32, config: fn(Pd, Cq) -> QpConfig, max_rd_at
     Connected { context, qps, cq, mr }
 }
 
-/// Everything that is allocated for a context, its driver aside, and 16 384 connected queue pairs, divided by these.
+/// All allocations of a context, without its driver, and of 16 384 connected queue pairs, divided by their number.
 #[test]
-fn a_queue_pair_is_as_small_as_stated() {
+fn a_queue_pair_has_the_documented_size() {
     let qps = 1 << 14;
     for (name, config, max_rd_atomic, stated) in [
         ("16 + 16 work requests, 16 READs", modest as fn(Pd, Cq) -> QpConfig, 16, 4096),
@@ -67,10 +67,10 @@ fn a_queue_pair_is_as_small_as_stated() {
     }
 }
 
-/// A queue pair that is connected, and one that has done its work, wait for nothing: no timer runs,
-/// nothing is sent, and nothing is allocated.
+/// A connected queue pair, and one whose work is done, wait for nothing: no timer runs, nothing is sent, and nothing is
+/// allocated.
 #[test]
-fn idle_queue_pairs_ask_for_nothing() {
+fn idle_queue_pairs_cause_no_work() {
     let Connected { mut context, qps, cq, mr } = connected(driver(), 20_000, minimal, 0);
     let RemoteMemory { addr, rkey, .. } = context.remote(mr).unwrap();
     let mut now = Nanos(0);
@@ -84,7 +84,7 @@ fn idle_queue_pairs_ask_for_nothing() {
             context.poll(now).unwrap();
         }
     }
-    // A timer that is not needed any more may still come once.
+    // A timer that is not needed any more may still expire once.
     while let Some(due) = context.next_timeout() {
         now = due.max(now);
         assert_eq!(context.poll(now).unwrap(), 0);

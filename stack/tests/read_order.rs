@@ -1,4 +1,4 @@
-//! In which order READs see memory when a response is lost: the lookup of `examples/key_value.rs`.
+//! The order in which READs see memory when a response is lost: the lookup of `examples/key_value.rs`.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn looked_up(selective_repeat: bool, fence: bool) -> [u64; 3] {
     let responses = Arc::new(AtomicU32::new(0));
     let seen = Arc::clone(&responses);
     pair.network.set_filter(Box::new(move |frame| {
-        // The opcode is behind Ethernet, IPv4 and UDP.
+        // The opcode is after Ethernet, IPv4 and UDP.
         let is_response = frame.get(42) == Some(&Opcode::RC_READ_RESPONSE_ONLY.byte());
         match is_response && seen.fetch_add(1, Ordering::Relaxed) == 1 {
             true => Verdict::Drop,
@@ -31,7 +31,7 @@ fn looked_up(selective_repeat: bool, fence: bool) -> [u64; 3] {
         let wr = SendWorkRequest { wr_id, op: SendOp::Read(remote.at(at)), data: Data::Sges(&sges), flags };
         reader.context.post_send(reader.qp, &wr).unwrap();
     }
-    // Until all have come that come before anything is sent again.
+    // Until all responses before the first retransmission have arrived.
     let first = if fence { 2 } else { 3 };
     while responses.load(Ordering::Relaxed) < first {
         for end in &mut pair.ends {
@@ -57,16 +57,16 @@ fn looked_up(selective_repeat: bool, fence: bool) -> [u64; 3] {
     [0, 8, 16].map(|at| reader.context.load_u64(reader.mr, at).unwrap())
 }
 
-/// Go-back-N asks for all READs behind the lost one again.
+/// Go-back-N requests all READs after the lost one again.
 #[test]
 fn reads_see_memory_in_their_order() {
     assert_eq!(looked_up(false, false), [0, 7, 2]);
 }
 
-/// Selective repeat asks for the lost one alone, which then sees more than the one behind it: a lookup takes 7 for the
-/// value of number 0. That is its price, and a fence its remedy (docs/decisions/01-memory.md).
+/// Selective repeat requests only the lost one, which then sees later contents than the one after it: a lookup takes 7 for
+/// the value of number 0. A fence prevents that (docs/decisions/01-memory.md).
 #[test]
-fn with_selective_repeat_reads_need_a_fence_for_that() {
+fn with_selective_repeat_ordered_reads_need_a_fence() {
     assert_eq!(looked_up(true, false), [0, 7, 0]);
     assert_eq!(looked_up(true, true), [0, 7, 2]);
 }

@@ -1,4 +1,4 @@
-//! What a card refuses, and what is right in its place.
+//! Requests that a card refuses, and the valid values.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -17,7 +17,7 @@ fn says<T>(refused: Result<T, impl ToString>, words: &str) {
 }
 
 #[test]
-fn a_row_of_roce_v1_alone_is_told_by_its_number() {
+fn a_roce_v1_gid_is_reported_by_its_index() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let verbs = Verbs::load_from(stub.path()).unwrap();
     says(open(&verbs, Some(0), &Config::default()), "GID = 0: a row of RoCE v2");
@@ -27,7 +27,7 @@ fn a_row_of_roce_v1_alone_is_told_by_its_number() {
 }
 
 #[test]
-fn a_refusal_has_what_was_asked_for() {
+fn a_refusal_names_the_request() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let verbs = Verbs::load_from(stub.path()).unwrap();
     let mut context = open(&verbs, None, &Config::default()).unwrap();
@@ -46,7 +46,7 @@ fn a_refusal_has_what_was_asked_for() {
 
 /// The kernel maps whole pages.
 #[test]
-fn a_region_for_peers_begins_as_far_behind_a_page_as_its_memory_does() {
+fn a_region_for_peers_has_the_page_offset_of_its_memory() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let verbs = Verbs::load_from(stub.path()).unwrap();
     let mut context = open(&verbs, None, &Config::default()).unwrap();
@@ -54,6 +54,6 @@ fn a_region_for_peers_begins_as_far_behind_a_page_as_its_memory_does() {
     let zeroed = || Memory::zeroed(64).unwrap();
     says(context.register_at(pd, zeroed(), rights, 8), "iova = 0x8: 0 modulo 4096");
     context.register_at(pd, zeroed(), rights, 0x7000).unwrap();
-    // Nobody else knows its addresses.
+    // No peer knows its addresses.
     context.register_at(pd, zeroed(), Access::LOCAL_WRITE, 8).unwrap();
 }

@@ -9,10 +9,10 @@ use ferroce::*;
 use ferroce_test_support::packet::{NAK_ACCESS, Script, ack, nak, packet, payload};
 use ferroce_test_support::peer::{Peer, RQ, SQ, all_access, pattern};
 
-/// A late duplicate of a READ, answered already, and behind it the message that takes the key away:
-/// the peer has what it asked for, so the answer under way ends, and the connection lives on.
+/// A late duplicate of a READ that was answered, and after it a message that revokes the key: the peer has its data, so the
+/// current response ends, and the connection survives.
 #[test]
-fn a_key_revoked_behind_a_duplicate_read_does_not_break_the_connection() {
+fn a_key_revoked_after_a_duplicate_read_does_not_break_the_connection() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(600));
     let rkey = peer.remote(mr).rkey;
@@ -30,9 +30,9 @@ fn a_key_revoked_behind_a_duplicate_read_does_not_break_the_connection() {
     peer.expect_counted(Counter::RespRemoteAccessErrors, 0);
 }
 
-/// The same, when the application takes the memory back in the middle of the second answer.
+/// The same, when the application deregisters the memory during the second response.
 #[test]
-fn memory_taken_back_during_a_second_answer_does_not_break_the_connection() {
+fn memory_deregistered_during_a_repeated_response_does_not_break_the_connection() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(600));
     let rkey = peer.remote(mr).rkey;
@@ -48,8 +48,8 @@ fn memory_taken_back_during_a_second_answer_does_not_break_the_connection() {
     peer.expect_state(QpState::Rts);
 }
 
-/// A duplicate READ may ask for less than the rest of the first one (docs/protocol.md §5: a suffix or
-/// subset), as a requester does that knows what it has.
+/// A duplicate READ may request less than the rest of the first one (docs/protocol.md §5: a suffix or subset), as from a
+/// requester that knows what it has.
 #[test]
 fn a_duplicate_read_of_a_part_is_answered() {
     use Opcode as O;
@@ -74,13 +74,12 @@ fn a_duplicate_read_of_a_part_is_answered() {
         assert_eq!(got.iter().map(|got| got.psn() - RQ - skip).collect::<Vec<_>>()[..], [0, 1][..got.len()]);
         assert_eq!(payload(&got), data[start..start + length as usize]);
     }
-    // All of it can be had afterwards.
+    // All of it can be requested afterwards.
     peer.inject(read(RQ, 0, 1000));
     assert_eq!(payload(&peer.take_packets()), data);
 }
 
-/// A FLUSH of the whole region has no range: neither address nor length mean anything (rxe checks
-/// neither), but the key does.
+/// A FLUSH of the whole region has no range: address and length are ignored (rxe checks neither), but the key is checked.
 #[test]
 fn a_flush_of_a_whole_region_has_no_range() {
     let visible = FlushType { global_visibility: true, persistence: false };
@@ -101,7 +100,7 @@ fn a_flush_of_a_whole_region_has_no_range() {
     peer.expect_event(Event::QpAccessErr(peer.qp));
 }
 
-/// A region may end where the addresses end.
+/// A region may end at the last address.
 #[test]
 fn a_region_ends_at_the_last_address() {
     let mut peer = Peer::new();
@@ -126,14 +125,14 @@ fn a_region_ends_at_the_last_address() {
     peer.expect_event(Event::QpAccessErr(peer.qp));
 }
 
-/// Responses that are owed go first, but not for ever: a peer that always has READs outstanding
-/// does not keep a queue pair from sending requests of its own.
+/// Owed responses are first, but not always: a peer that always has READs outstanding does not keep a queue pair from
+/// sending its own requests.
 #[test]
 fn a_peer_that_reads_all_the_time_does_not_starve_requests() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(4 * 256));
     let rkey = peer.remote(mr).rkey;
-    // The port takes fewer packets than the peer asks for.
+    // The port accepts fewer packets than the peer requests.
     peer.take_at_most(0);
     peer.post_send(1, &pattern(3 * 256));
     let mut sent = Vec::new();
@@ -144,7 +143,7 @@ fn a_peer_that_reads_all_the_time_does_not_starve_requests() {
     }
     let position = |opcode| sent.iter().position(|got| got.opcode == opcode);
     assert!(position(Opcode::RC_SEND_LAST).is_some_and(|at| at < 10), "{:?}", position(Opcode::RC_SEND_LAST));
-    // And the other way about.
+    // And the other way round.
     let responses = sent.iter().take(10).filter(|got| !got.opcode.is_request()).count();
     assert!(responses >= 5, "{responses}");
     peer.take_at_most(usize::MAX);
@@ -153,8 +152,8 @@ fn a_peer_that_reads_all_the_time_does_not_starve_requests() {
     peer.expect_wc(1, WcStatus::Success);
 }
 
-/// A RoCE v1 packet has 40 bytes of GRH, whatever its addresses: a path MTU that fits an interface
-/// over IPv4 need not fit it as v1.
+/// A RoCE v1 packet has 40 bytes of GRH, whatever its addresses: a path MTU that fits an interface over IPv4 may not fit it
+/// with v1.
 #[test]
 fn a_path_mtu_leaves_room_for_the_grh() {
     use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork};
@@ -180,10 +179,9 @@ fn a_path_mtu_leaves_room_for_the_grh() {
     }
 }
 
-/// An application that sleeps until its completion event comes gets it, however many other events
-/// it has not read.
+/// An application that sleeps until its completion event arrives gets it, however many other events are unread.
 #[test]
-fn a_completion_event_finds_room_however_many_others_wait() {
+fn a_completion_event_has_room_despite_other_unread_events() {
     let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
     let pd = context.alloc_pd().unwrap();
@@ -205,11 +203,11 @@ fn a_completion_event_finds_room_however_many_others_wait() {
     assert_eq!(events, expected, "one event for a CQ, until it is read");
 }
 
-/// The memory of a READ goes away while its response is under way and the message behind it has
-/// begun to come. That is no fault of the receive in hand: it is flushed, and the event tells
-/// (C9-222.1.1: a completion in error is for what can be related to that receive).
+/// The memory of a READ is deregistered during its response, when the message after it has started to arrive. The current
+/// receive is not at fault: it is flushed, and an event reports the failure (C9-222.1.1: a completion in error is for
+/// errors that can be related to that receive).
 #[test]
-fn a_read_whose_memory_went_away_does_not_fail_the_receive_of_a_later_message() {
+fn a_failed_read_does_not_fail_the_receive_of_a_later_message() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(600));
     let rkey = peer.remote(mr).rkey;
@@ -227,7 +225,7 @@ fn a_read_whose_memory_went_away_does_not_fail_the_receive_of_a_later_message() 
     peer.expect_state(QpState::Error);
 }
 
-/// A request comes, and is taken in a poll that sends nothing.
+/// A request arrives, and is processed in a poll that sends nothing.
 fn arrive(peer: &mut Peer, request: Script) {
     peer.arrive([request]);
     assert_eq!(peer.context.poll(peer.now).unwrap(), 1, "the request comes, and nothing goes");
@@ -239,11 +237,11 @@ fn answer(peer: &mut Peer, wr_id: u64, psn: u32) {
     peer.expect(Opcode::RC_WRITE_ONLY, psn);
 }
 
-/// An ACK that went out in the poll which took the request was always ahead of the application's
-/// answer, and cost a frame's time on the way back. It goes behind what the application posts between
-/// two polls, and stays there for a while; an answer posted later finds it gone.
+/// An ACK sent in the poll that processed the request used to precede the application's response, and cost a frame's time
+/// in that direction. It is sent after the work posted between two polls, and is delayed for a while; a response posted
+/// later finds it sent.
 #[test]
-fn an_ack_goes_behind_the_applications_answer() {
+fn an_ack_is_sent_after_the_applications_response() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(8));
     let rkey = peer.remote(mr).rkey;
@@ -254,7 +252,7 @@ fn an_ack_goes_behind_the_applications_answer() {
     peer.expect_ack(RQ, 1);
     peer.inject(ack(SQ, 1));
     peer.expect_wc(0, WcStatus::Success);
-    // From here on it stays behind answers for 50 µs, and acknowledges all that has come till then.
+    // From here on it is delayed after responses for 50 µs, and acknowledges all that has arrived until then.
     for turn in 1..5 {
         arrive(&mut peer, write(RQ + turn));
         answer(&mut peer, turn.into(), SQ + turn);
@@ -266,17 +264,17 @@ fn an_ack_goes_behind_the_applications_answer() {
     }
     peer.advance(Duration::from_micros(11));
     peer.expect_ack(RQ + 4, 5);
-    // Without an answer it goes with the next poll, and is not forgotten.
+    // Without a response it is sent with the next poll, and is not lost.
     arrive(&mut peer, write(RQ + 5));
     peer.expect_ack(RQ + 5, 6);
     assert_eq!(peer.context.next_timeout().filter(|at| *at <= peer.now), None);
     peer.expect_nothing();
 }
 
-/// An ACK that was owed for two polls went ahead of a READ's response that had its turn after a
-/// request: it said that the READ was done.
+/// An ACK that was owed for two polls used to precede a READ's response whose turn was after a request: it acknowledged the
+/// READ.
 #[test]
-fn an_ack_does_not_overtake_a_read_under_way() {
+fn an_ack_does_not_overtake_a_read_response() {
     use Opcode as O;
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(600));
@@ -295,8 +293,8 @@ fn an_ack_does_not_overtake_a_read_under_way() {
     peer.expect_nothing();
 }
 
-/// What the application has seen is acknowledged even if it is done at once: the ACK that waited for
-/// the next poll was lost with its queue pair or context, and the peer's send failed.
+/// Messages that the application has seen are acknowledged even if it ends at once: the ACK that waited for the next poll
+/// used to be lost with its queue pair or context, and the peer's send failed.
 #[test]
 fn an_ack_is_not_lost_with_its_queue_pair() {
     type End = fn(&mut Peer);
@@ -314,7 +312,7 @@ fn an_ack_is_not_lost_with_its_queue_pair() {
         end(&mut peer);
         peer.expect_ack(RQ, 1);
 
-        // Nor while it is kept behind an answer.
+        // Nor while it is delayed after a response.
         let mut peer = Peer::new();
         for turn in 0..2 {
             peer.post_recv(1, 8);
@@ -327,14 +325,14 @@ fn an_ack_is_not_lost_with_its_queue_pair() {
         peer.expect_nothing();
         end(&mut peer);
         peer.expect_ack(RQ + 1, 2);
-        // What came of the work requests is of no interest here.
+        // The results of the work requests are irrelevant here.
         while peer.context.poll_cq(peer.cq).unwrap().is_some() {}
     }
 }
 
-/// Nor is it lost when the answer that it is kept behind ends the connection.
+/// Nor is it lost when the work request after which it is delayed ends the connection.
 #[test]
-fn an_ack_is_not_lost_with_an_answer_that_fails() {
+fn an_ack_is_not_lost_with_a_failed_response() {
     let mut peer = Peer::new();
     for turn in 0..2 {
         peer.post_recv(turn.into(), 8);
@@ -355,9 +353,9 @@ fn an_ack_is_not_lost_with_an_answer_that_fails() {
     peer.expect_nothing();
 }
 
-/// A peer that sends again what was executed waits for the ACK that is kept behind an answer.
+/// A peer that retransmits an executed request waits for the ACK that is delayed after a response.
 #[test]
-fn an_ack_is_kept_from_nobody_who_asks_again() {
+fn a_peer_that_asks_again_gets_its_ack() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(8));
     let rkey = peer.remote(mr).rkey;
@@ -377,8 +375,8 @@ fn an_ack_is_kept_from_nobody_who_asks_again() {
     peer.expect_nothing();
 }
 
-/// An interface that is down takes some frames and then none. Its queue pairs have no turn any more, and their ACK
-/// timers end them all the same.
+/// An interface that is down accepts some frames and then none. Its queue pairs have no turns any more, but their ACK
+/// timers end them nevertheless.
 #[test]
 fn a_port_that_takes_nothing_stops_no_timer() {
     let mut peer = Peer::new();
@@ -396,9 +394,9 @@ fn a_port_that_takes_nothing_stops_no_timer() {
     peer.expect_state(QpState::Error);
 }
 
-/// Two contexts that are set up alike gave out equal handles: one took the other's region away, and read it.
+/// Two equally configured contexts used to have equal handles: one took the other's region, and read it.
 #[test]
-fn a_handle_of_another_context_names_nothing() {
+fn a_handle_of_another_context_is_invalid() {
     let (near, far) = loopback::pair(&["192.0.2.1".parse().unwrap()], &["192.0.2.2".parse().unwrap()]);
     let mut ends = [near, far].map(|port| {
         let mut context = Context::open(Box::new(port), &Config::default()).unwrap();

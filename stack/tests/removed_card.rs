@@ -1,5 +1,5 @@
-//! A card that is removed while work is posted: an event, flushed completions, errors, and nothing that hangs. rdma_rxe can't
-//! show it, for its removal waits for its users (`tools/tests/rxe/hardware.rs`).
+//! A card that is removed while work is posted: an event, flushed completions, errors, and nothing that hangs. rdma_rxe
+//! can't show it, because its removal waits for its users (`tools/tests/rxe/hardware.rs`).
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -23,7 +23,7 @@ fn posted_work_is_flushed_and_every_verb_returns() {
     context.handshake(qps[1], &ends[1], &ends[0]).unwrap();
     let mr = context.register(pd, Memory::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
     let sges = [mr.sge(0..8)];
-    // A send that nobody has a receive for, and receives that nothing comes for.
+    // A send without a receive at the peer, and receives without a message.
     let send =
         SendWorkRequest { wr_id: 1, op: SendOp::Send, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
     context.post_send(qps[0], &send).unwrap();

@@ -1,4 +1,4 @@
-//! The rooms of `stack/src`, from the top floor down: none imports one above it, so none is in a circle.
+//! The modules ("rooms") of `stack/src`, from the top down: none imports one above it, so there are no cycles.
 //!
 //!     cargo test -p ferroce --test rooms -- --nocapture      (FERROCE_ROOMS=FOLDER: another copy of stack/src)
 
@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Who may import from all that are behind it.
+/// Each may import from all after it.
 const FLOORS: [&str; 9] =
     ["manual", "runtime", "device", "context", "backend", "cm", "engine", "telemetry", "verbs"];
 
-/// The folder or file right under `src` that each file belongs to, with its text.
+/// The directory or file directly in `src` to which each file belongs, with its text.
 fn rooms(folder: &Path, room: Option<&str>, found: &mut Vec<(String, String)>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -26,7 +26,7 @@ fn rooms(folder: &Path, room: Option<&str>, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// The text without comments, which may name anything.
+/// The text without comments, which may mention anything.
 fn code(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
@@ -47,7 +47,7 @@ fn first_words<'a>(text: &'a str, start: &'a str) -> impl Iterator<Item = &'a st
     })
 }
 
-/// Which room the crate's own names come from, by its `pub use`.
+/// The module of each name that the crate exports, by its `pub use`.
 fn names(lib: &str) -> BTreeMap<&str, &str> {
     let uses = lib.split("pub use ").skip(1).filter_map(|rest| rest.split(';').next());
     let named = uses.filter_map(|path| {
@@ -58,7 +58,7 @@ fn names(lib: &str) -> BTreeMap<&str, &str> {
     named.flatten().collect()
 }
 
-/// The folder that is looked at.
+/// The directory to check.
 fn src() -> PathBuf {
     std::env::var_os("FERROCE_ROOMS")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), PathBuf::from)
@@ -75,9 +75,9 @@ fn defined(line: &str) -> Option<&str> {
     is_definition.then(|| name.split(|c: char| c != '_' && !c.is_alphanumeric()).next()).flatten()
 }
 
-/// One name says one thing.
+/// Each type name is used once.
 #[test]
-fn no_two_types_have_one_name() {
+fn type_names_are_unique() {
     let mut files = Vec::new();
     rooms(&src(), None, &mut files);
     let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -93,7 +93,7 @@ fn no_two_types_have_one_name() {
 }
 
 #[test]
-fn no_room_imports_one_above_it() {
+fn no_module_imports_one_above_it() {
     let src = src();
     let lib = code(&fs::read_to_string(src.join("lib.rs")).unwrap());
     let (names, mut files) = (names(&lib), Vec::new());
@@ -102,7 +102,7 @@ fn no_room_imports_one_above_it() {
     let mut imports: BTreeMap<(&str, &str), u32> = BTreeMap::new();
     for (room, text) in &files {
         let text = code(text);
-        // Ways round this test, which nobody needs.
+        // Imports that this test does not see, and that are not needed.
         let nested = text
             .split("crate::{")
             .skip(1)

@@ -1,6 +1,6 @@
 //! Runners: contexts on threads of their own, reached by other threads through rings.
 //!
-//! `FERROCE_SEED` replays the choices of a run; how threads meet is not in its hands.
+//! `FERROCE_SEED` replays the choices of a run, but not the scheduling of threads.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -17,7 +17,7 @@ use ferroce_driver_test_support::random::Random;
 const LONG: Duration = Duration::from_secs(60);
 const IDLES: [Idle; 4] = [Idle::Yield, Idle::Adaptive { spins: 20, yields: 5 }, Idle::Block, Idle::Spin];
 
-/// Any of them but the last: fewer cores than spinning threads would only be slow.
+/// Any of them except the last: with fewer cores than spinning threads it would only be slow.
 fn any_idle(random: &mut Random) -> Idle {
     IDLES[random.below(3) as usize]
 }
@@ -28,7 +28,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// One end of a connection: a queue pair with a completion queue and `BUFFERS` regions of its own.
+/// One end of a connection: a queue pair with its own completion queue and `BUFFERS` regions.
 #[derive(Clone)]
 struct Line {
     cq: Cq,
@@ -73,7 +73,7 @@ fn connected(
             let peer = ReadyToReceive::new(AddressVector::new(*gid, 0), *qpn, psn)
                 // The shortest, 10 µs: receivers are often late here.
                 .min_rnr_timer(RnrTimer::new(1).unwrap());
-            // A thread may be kept from its core for long: without end for RNR, and patient.
+            // A thread may be off its core for long: unlimited RNR retries, and a long timeout.
             let send = ReadyToSend::new(psn).timeout(18);
             context.modify_qp(line.qp, Transition::Init { access }).unwrap();
             context.modify_qp(line.qp, Transition::ReadyToReceive(peer)).unwrap();
@@ -102,7 +102,7 @@ fn completion(delivery: Delivery) -> WorkCompletion {
     }
 }
 
-/// Posts `count` numbered messages whenever there is room, and polls when it feels like it.
+/// Posts `count` numbered messages as there is room, and polls at random.
 fn send_all(mut handle: RunnerHandle, line: &Line, count: u64, mut random: Random) -> RunnerHandle {
     let (mut posted, mut ended) = (0, 0);
     while ended < count {
@@ -129,7 +129,7 @@ fn send_all(mut handle: RunnerHandle, line: &Line, count: u64, mut random: Rando
     handle
 }
 
-/// Posts receives when it feels like it, and takes `count` messages, which must be those, in order.
+/// Posts receives at random, and takes `count` messages, which must be the expected ones, in order.
 fn receive_all(mut handle: RunnerHandle, line: &Line, count: u64, mut random: Random) -> RunnerHandle {
     let (mut posted, mut taken) = (0, 0);
     while taken < count {
@@ -155,7 +155,7 @@ fn receive_all(mut handle: RunnerHandle, line: &Line, count: u64, mut random: Ra
             let wc = completion(delivery);
             assert_eq!((wc.wr_id, wc.status, wc.byte_len), (taken, WcStatus::Success, 8));
             assert_eq!(wc.immediate, Some(taken as u32), "every message once, in order");
-            // Its buffer is not posted again before it is looked at.
+            // Its buffer is not posted again before it is checked.
             if random.below(50) == 0 {
                 let mr = line.buffers[taken as usize % BUFFERS];
                 let bytes = handle.call(move |context| context.bytes(mr).unwrap()[..8].to_vec()).unwrap();
@@ -215,7 +215,7 @@ fn every_message_arrives_once_through_rings_that_are_often_full() {
     }
 }
 
-/// What message `n` holds.
+/// The contents of message `n`.
 fn fill(n: u64, bytes: &mut [u8]) {
     bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = (n as usize * 31 + i * 7) as u8);
 }
@@ -262,7 +262,7 @@ fn buffers_change_hands_without_a_copy() {
         assert!(memory.bytes().unwrap() == expected, "message {n}");
         spare = Some(memory);
     }
-    // A region that a work request names, and one of another size: both give the memory back.
+    // A region in use by a work request, and memory of another size: both return the memory.
     let sges = [Sge { mr: to.buffers[0], offset: 0, length }];
     receiver.post_recv(to.qp, &ReceiveWorkRequest { wr_id: 0, sges: &sges }).unwrap();
     for (mr, memory) in [(to.buffers[0], spare.unwrap()), (to.buffers[1], Memory::zeroed(1).unwrap())] {
@@ -279,7 +279,7 @@ fn buffers_change_hands_without_a_copy() {
 }
 
 #[test]
-fn what_the_context_refuses_is_delivered_in_its_place() {
+fn refusals_are_delivered_in_order() {
     let [(a, lines), _b] = connected(1, boxed);
     let runner = runner(a, Idle::Block);
     let mut handle = runner.handle(&HandleConfig::default()).unwrap();
@@ -298,14 +298,14 @@ fn what_the_context_refuses_is_delivered_in_its_place() {
             other => panic!("{other:?}"),
         }
     }
-    // What no command can hold is refused at once.
+    // Work requests that no command can hold are refused immediately.
     let sges = [Sge { mr: line.buffers[0], offset: 0, length: 1 }; RunnerHandle::MAX_SGES + 1];
     let error = handle.post_send(line.qp, &send(0, Data::Sges(&sges))).unwrap_err().to_string();
     assert!(error.contains("at most 4"), "{error}");
     let long = [0; RunnerHandle::MAX_INLINE + 1];
     let error = handle.post_send(line.qp, &send(0, Data::Inline(&long))).unwrap_err().to_string();
     assert!(error.contains("at most 96"), "{error}");
-    // Commands stay in order across calls; completions find their way without being asked for.
+    // Commands stay in order across calls; completions are delivered without a request.
     let qp = line.qp;
     handle.call(move |context| context.modify_qp(qp, Transition::Error)).unwrap().unwrap();
     for n in 0..u64::from(DEPTH) {
@@ -325,7 +325,7 @@ fn what_the_context_refuses_is_delivered_in_its_place() {
 }
 
 #[test]
-fn a_call_gets_through_when_nobody_takes_what_is_delivered() {
+fn a_call_completes_while_deliveries_are_unread() {
     let [(a, lines), _b] = connected(1, boxed);
     let runner = runner(a, Idle::Block);
     let config = HandleConfig::default().commands(4).deliveries(1).idle(Idle::Block);
@@ -334,7 +334,7 @@ fn a_call_gets_through_when_nobody_takes_what_is_delivered() {
     handle.deliver(line.cq).unwrap();
     let bad = [Sge { mr: line.buffers[0], offset: 0, length: 1 }; 4];
     let mut posted = 0;
-    // More pieces than the queue pair takes: refused, so the ring fills both ways.
+    // More pieces than the queue pair allows: refused, so the ring fills in both directions.
     for _ in 0..1000 {
         posted +=
             u64::from(handle.post_recv(line.qp, &ReceiveWorkRequest { wr_id: posted, sges: &bad }).is_ok());
@@ -352,7 +352,7 @@ fn a_call_gets_through_when_nobody_takes_what_is_delivered() {
 }
 
 #[test]
-fn stopping_carries_out_what_was_posted_and_gives_the_context_back() {
+fn stopping_executes_posted_commands_and_returns_the_context() {
     for idle in IDLES {
         let [(a, lines), (mut b, b_lines)] = connected(1, boxed);
         let runner = runner(a, idle);
@@ -367,7 +367,7 @@ fn stopping_carries_out_what_was_posted_and_gives_the_context_back() {
         assert!(told.contains("it was stopped"), "{told}");
         assert!(matches!(handle.wait(LONG), Err(Error::RunnerEnded { .. })));
         assert!(matches!(handle.call(|_| ()), Err(Error::RunnerEnded { .. })));
-        // The completions had no handle; here they are.
+        // The completions had no handle before.
         let sges = [Sge { mr: b_lines[0].buffers[0], offset: 0, length: 8 }];
         for wr_id in 0..5 {
             b.post_recv(b_lines[0].qp, &ReceiveWorkRequest { wr_id, sges: &sges }).unwrap();
@@ -383,7 +383,7 @@ fn stopping_carries_out_what_was_posted_and_gives_the_context_back() {
 }
 
 #[test]
-fn the_death_of_the_port_is_told_to_every_handle() {
+fn the_failure_of_the_port_is_reported_to_every_handle() {
     let (dead, polls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let wrap =
         |port| -> Box<dyn PacketDriver> { Box::new(Mortal::new(port, dead.clone()).counting(polls.clone())) };
@@ -404,7 +404,7 @@ fn the_death_of_the_port_is_told_to_every_handle() {
         scope.spawn(move || {
             thread::sleep(Duration::from_millis(20));
             dead.store(true, Ordering::Relaxed);
-            // It sleeps, so something has to wake it before it can notice.
+            // It sleeps, so it must be woken before it can notice.
             let error = last.call(|_| ()).and_then(|()| last.call(|_| ())).unwrap_err();
             assert!(error.to_string().contains("mortal0"), "{error}");
         });
@@ -415,7 +415,7 @@ fn the_death_of_the_port_is_told_to_every_handle() {
 }
 
 #[test]
-fn a_panic_in_a_call_is_told_to_every_handle_and_to_who_stops() {
+fn a_panic_in_a_call_is_reported_to_every_handle_and_by_stop() {
     let [(a, _), _b] = connected(1, boxed);
     let runner = runner(a, Idle::Block);
     let [mut one, mut two] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
@@ -442,9 +442,9 @@ fn a_runner_with_nothing_to_do_does_nothing() {
         let before = polls.load(Ordering::Relaxed);
         thread::sleep(Duration::from_millis(200));
         let turns = polls.load(Ordering::Relaxed) - before;
-        // One that can't be woken looks each millisecond.
+        // One that can't be woken polls every millisecond.
         assert!(if waker { turns == 0 } else { (1..=200).contains(&turns) }, "{turns} turns, {waker}");
-        // And it is there at once, or within that time.
+        // And it reacts immediately, or within that time.
         let start = Instant::now();
         handle.call(|_| ()).unwrap();
         assert!(start.elapsed() < LONG);
@@ -453,12 +453,12 @@ fn a_runner_with_nothing_to_do_does_nothing() {
 }
 
 #[test]
-fn a_core_or_a_ring_that_can_not_be_is_refused() {
+fn an_invalid_core_or_ring_is_refused() {
     let [(a, _), (b, _)] = connected(1, boxed);
     let config = RunnerConfig::default().core(100_000);
     let Err(error) = Runner::start(a, &config) else { panic!("there is no such core") };
     assert!(error.to_string().starts_with("core = 100000: one that this process may run on: "), "{error}");
-    // It is the same as before.
+    // It is unchanged.
     let mut context = error.into_context();
     assert_eq!(context.poll(Nanos::ZERO).unwrap(), 0);
     assert!(context.alloc_pd().is_ok());
@@ -468,9 +468,9 @@ fn a_core_or_a_ring_that_can_not_be_is_refused() {
     }
 }
 
-/// Its timers go on from the time that a closure told the context.
+/// Its timers continue from the time that a closure passed to the context.
 #[test]
-fn a_runner_goes_on_where_a_closure_has_left_the_time() {
+fn a_runner_continues_from_the_time_of_a_closure() {
     for ahead in [Duration::ZERO, Duration::from_secs(3600)] {
         let (port, _peer) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
         let mut context = Context::open(Box::new(port), &Config::default()).unwrap();

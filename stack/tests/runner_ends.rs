@@ -1,7 +1,7 @@
-//! The end of a runner, by `stop`, by a drop, by its port or by a panic: nobody waits for ever, and nothing that was handed
-//! over is lost.
+//! The end of a runner, by `stop`, by a drop, by its port or by a panic: no wait is endless, and no memory passed to it is
+//! lost.
 //!
-//! `FERROCE_RACES=100000` has the race run as often.
+//! `FERROCE_RACES=100000` sets the number of races.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -28,7 +28,7 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// A context with regions that hold the blocks from 0 on, and a queue pair in RESET, which takes no work request.
+/// A context with regions that hold the blocks from 0 on, and a queue pair in RESET, which accepts no work request.
 fn context(port: Box<dyn PacketDriver>, regions: u64) -> (Context, Vec<Mr>, Qp) {
     let mut context = Context::open(port, &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
@@ -46,7 +46,7 @@ fn post(handle: &mut RunnerHandle, qp: Qp, wr_id: u64) {
     handle.post_recv(qp, &ReceiveWorkRequest { wr_id, sges: &[] }).unwrap();
 }
 
-/// All that comes until the handle says that the runner has ended, in words: an exchange with the number of its block.
+/// All deliveries until the handle reports that the runner has ended, in words: an exchange with the number of its block.
 fn rest(handle: &mut RunnerHandle) -> Vec<String> {
     let mut rest = Vec::new();
     loop {
@@ -66,7 +66,7 @@ fn rest(handle: &mut RunnerHandle) -> Vec<String> {
 }
 
 #[test]
-fn what_found_no_room_comes_after_the_end() {
+fn held_deliveries_are_returned_after_the_end() {
     for is_dropped in [false, true] {
         let (context, mrs, qp) = context(port(), 4);
         let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
@@ -93,7 +93,7 @@ fn what_found_no_room_comes_after_the_end() {
 
 /// A thread exchanges while another one stops the runner. Each block is in one place afterwards.
 #[test]
-fn no_memory_is_lost_beside_a_stop() {
+fn no_memory_is_lost_during_a_stop() {
     let races: u64 = std::env::var("FERROCE_RACES").ok().map_or(300, |races| races.parse().unwrap());
     let (mut exchanged, mut refused) = (0, 0);
     for race in 0..races {
@@ -139,9 +139,9 @@ fn no_memory_is_lost_beside_a_stop() {
     println!("{races} runners: {exchanged} blocks exchanged, {refused} given back");
 }
 
-/// The runner has taken none of them when its port dies, or when a closure panics.
+/// The runner has executed none of them when its port fails, or when a closure panics.
 #[test]
-fn commands_that_are_not_carried_out_come_back() {
+fn commands_that_are_not_executed_are_returned() {
     for panics in [false, true] {
         let dead = Arc::new(AtomicBool::new(false));
         let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
@@ -179,7 +179,7 @@ fn commands_that_are_not_carried_out_come_back() {
     }
 }
 
-/// What a thread that waits for the channel is told, while `end` happens here.
+/// The results for a thread that waits for the channel, while `end` runs here.
 fn told(channel: &CompChannel, end: impl FnOnce()) -> [Result<Option<Cq>, String>; 2] {
     let wait = || channel.wait_cq_event(LONG).map_err(|error| error.to_string());
     thread::scope(|scope| {
@@ -206,26 +206,26 @@ fn a_channel_without_queues_ends_every_wait() {
     let [first, second] = [(); 2].map(|()| context.create_cq_on(16, &channel).unwrap());
     assert!(!is_readable());
     assert_eq!(channel.wait_cq_event(Duration::ZERO).unwrap(), None);
-    // One of two is not the last.
+    // After one of two there is another.
     context.destroy_cq(first).unwrap();
     assert_eq!(channel.wait_cq_event(Duration::from_millis(20)).unwrap(), None);
     let gone = [(); 2].map(|()| Err(NO_QUEUE.to_owned()));
     assert_eq!(told(&channel, || context.destroy_cq(second).unwrap()), gone);
-    // As a pipe without a writer: readable as long as it is so, for whoever waits by descriptor.
+    // Like a pipe without a writer: it stays readable, for waits on the descriptor.
     for _ in 0..3 {
         assert!(is_readable() && has_no_queue());
     }
-    // A new queue makes it a channel again.
+    // With a new queue the channel works again.
     context.create_cq_on(16, &channel).unwrap();
     assert!(!is_readable());
     assert_eq!(channel.get_cq_event().unwrap(), None);
     assert_eq!(told(&channel, || drop(context)), gone);
 }
 
-/// Who waits by an edge-triggered descriptor (tokio's `AsyncFd` is one) and takes events until there are none is told so,
-/// and does not look for ever.
+/// A waiter on the descriptor that is edge-triggered (such as tokio's `AsyncFd`) and takes events until there are none gets
+/// an error, and does not retry forever.
 #[test]
-fn a_channel_whose_queues_are_gone_is_told_from_one_without_events() {
+fn a_channel_without_queues_is_distinguished_from_one_without_events() {
     let (mut context, ..) = context(port(), 0);
     let channel = context.create_comp_channel().unwrap();
     context.create_cq_on(16, &channel).unwrap();
@@ -246,16 +246,16 @@ fn a_channel_whose_queues_are_gone_is_told_from_one_without_events() {
     assert!(matches!(end, Error::NoQueue) && wakes == 1, "{end} after {wakes} wakes");
 }
 
-/// The runner ends; its context is kept, so its queues are there, and nobody polls them.
+/// The runner ends; its context is kept, so its queues exist, but are not polled.
 #[test]
-fn the_end_of_a_runner_wakes_who_waits_for_a_channel() {
+fn the_end_of_a_runner_wakes_waiters_of_a_channel() {
     for dies in [false, true] {
         let dead = Arc::new(AtomicBool::new(false));
         let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
         let (mut context, ..) = context(Box::new(Mortal::new(port, dead.clone())), 0);
         let channel = context.create_comp_channel().unwrap();
         let [cq, other] = [(); 2].map(|()| context.create_cq_on(16, &channel).unwrap());
-        // One event for each that is armed.
+        // One event for each armed queue.
         context.req_notify_cq(cq, Notify::Next).unwrap();
         context.req_notify_cq(other, Notify::Solicited).unwrap();
         let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block)).unwrap();
@@ -271,7 +271,7 @@ fn the_end_of_a_runner_wakes_who_waits_for_a_channel() {
         });
         assert!(events.contains(&Ok(Some(cq))) && events.contains(&Ok(Some(other))), "{events:?}");
         assert!(matches!(handle.call(|_| ()), Err(Error::RunnerEnded { .. })));
-        // These events stand for no completion.
+        // These events have no completion.
         if let Some(mut stopped) = stopped {
             assert_eq!([cq, other].map(|cq| stopped.context.poll_cq(cq).unwrap()), [None, None]);
         }
@@ -288,7 +288,7 @@ fn a_wait_for_the_runner_on_its_own_thread_is_refused() {
     let inside = move |context: &mut Context| {
         let cq = context.create_cq(16).unwrap();
         let refused = [inner.call(|_| ()), inner.deliver(cq), inner.wait(LONG).map(drop)];
-        // What does not wait is carried out, after the closure.
+        // Commands without a wait are executed after the closure.
         post(&mut inner, qp, 7);
         assert!(inner.poll().unwrap().is_none() && inner.wait(Duration::ZERO).unwrap().is_none());
         done.send((inner, refused)).unwrap();
@@ -305,7 +305,7 @@ fn a_wait_for_the_runner_on_its_own_thread_is_refused() {
     assert_eq!(inner.call(|_| 5).unwrap(), 5);
 }
 
-/// The last owner of a runner is a closure that it carries out.
+/// The last owner of a runner is a closure that it executes.
 #[test]
 fn a_runner_may_be_dropped_on_its_own_thread() {
     let (mut context, mrs, _) = context(port(), 1);
@@ -327,12 +327,12 @@ fn a_runner_may_be_dropped_on_its_own_thread() {
         told => panic!("{told:?}"),
     }
     assert!(handle.exchange(mrs[0], block(1)).is_err());
-    // The context has gone with it.
+    // The context was dropped with it.
     assert!(matches!(channel.wait_cq_event(LONG), Err(Error::NoQueue)));
 }
 
 #[test]
-fn stopping_a_runner_on_its_own_thread_says_what_is_wrong() {
+fn stopping_a_runner_on_its_own_thread_is_an_error() {
     let (context, ..) = context(port(), 0);
     let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
     let [mut handle, mut other] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
@@ -344,9 +344,9 @@ fn stopping_a_runner_on_its_own_thread_says_what_is_wrong() {
     assert!(matches!(other.wait(LONG), Err(Error::RunnerEnded { .. })));
 }
 
-/// The commands of all handles come before all deliveries.
+/// The commands of all handles are executed before all deliveries.
 #[test]
-fn what_the_last_commands_of_one_handle_complete_for_another_is_delivered() {
+fn completions_of_the_last_commands_reach_other_handles() {
     let mut context = Context::open(port(), &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
     let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
@@ -368,7 +368,7 @@ fn what_the_last_commands_of_one_handle_complete_for_another_is_delivered() {
         });
         told.recv().unwrap();
         post(poster, qp, 7);
-        // Before the closure is over; it returns when the runner has ended.
+        // Before the closure returns; the drop returns when the runner has ended.
         drop(runner);
     });
     let delivery = listener.poll();

@@ -1,5 +1,5 @@
-//! The semantics of the verbs over pairs of contexts. In the guest with rdma_rxe it is `tools/tests/rxe/hardware.rs` that
-//! runs the same cases.
+//! The semantics of the verbs over pairs of contexts. `tools/tests/rxe/hardware.rs` runs the same cases in the guest with
+//! rdma_rxe.
 //!
 //!     cargo test -p ferroce --test semantics -- --nocapture      (FERROCE_CASE=WORDS: those with these words)
 
@@ -40,7 +40,7 @@ fn software_to_software() {
     run(contexts, [Kind::Software; 2]);
 }
 
-/// A port that has a way to its peer in a VLAN.
+/// A port with a path to its peer in a VLAN.
 struct InVlan {
     port: Loopback,
     peer: [u8; 6],
@@ -68,7 +68,7 @@ fn in_vlan(host: u8) -> Gid {
     Gid::from_ipv4([10, 0, 7, host].into())
 }
 
-/// The libibverbs of the tests: two contexts on one device, which carries out at once what is posted.
+/// The libibverbs of the tests: two contexts on one device, which executes posted work immediately.
 #[test]
 fn a_card_to_itself() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };

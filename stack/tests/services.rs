@@ -1,4 +1,4 @@
-//! Services between two contexts: what is on the wire, and what arrives.
+//! Services between two contexts: their packets, and the received data.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::sync::{Arc, Mutex};
@@ -10,10 +10,10 @@ use ferroce_test_support::pair::{self, End, Pair, QKEY};
 use ferroce_test_support::peer::pattern;
 
 const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
-/// Bytes in front of a received datagram.
+/// Bytes before a received datagram.
 const GRH: u32 = 40;
 
-/// A pair whose frames are kept.
+/// A pair whose frames are recorded.
 struct Wire {
     pair: Pair,
     frames: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -35,7 +35,7 @@ impl Wire {
         while self.pair.step() {}
     }
 
-    /// Takes what has been sent since the last time.
+    /// Takes the frames sent since the last call.
     fn take(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut *self.frames.lock().unwrap())
     }
@@ -64,7 +64,7 @@ impl Drop for Wire {
     }
 }
 
-/// Every operation of every service, over everything that RoCE travels in.
+/// Every operation of every service, over every encapsulation of RoCE.
 #[test]
 fn all_services_over_all_encapsulations() {
     for qp_type in TYPES {
@@ -175,10 +175,10 @@ fn every_operation(wire: &mut Wire, qp_type: QpType) {
     assert_eq!(bytes[16384..16392], 7u64.to_ne_bytes());
 }
 
-/// DSCP, ECN, hop limit and flow label of a way are those of its packets, of both directions of a
-/// reliable connection, and the flow label makes the source port.
+/// DSCP, ECN, hop limit and flow label of a path are those of its packets, in both directions of a reliable connection, and
+/// the flow label determines the source port.
 #[test]
-fn marks_of_the_address_are_on_the_wire() {
+fn address_attributes_are_on_the_wire() {
     for qp_type in TYPES {
         for (ipv6, flow_label) in [(false, 0), (true, 0), (true, 0xabcde), (false, 0x54321)] {
             let way: fn(AddressVector) -> AddressVector = match flow_label {
@@ -210,9 +210,9 @@ fn marks_of_the_address_are_on_the_wire() {
     }
 }
 
-/// The address handle of one datagram says nothing about the next.
+/// The address handle of one datagram does not affect the next.
 #[test]
-fn each_datagram_has_its_own_way() {
+fn each_datagram_has_its_own_path() {
     let setup = pair::Setup { qp_type: QpType::Ud, ..pair::Setup::default() };
     let mut wire = Wire::new(setup);
     let [a, b] = &mut wire.pair.ends;
@@ -265,7 +265,7 @@ fn qkeys_with_the_highest_bit() {
     assert_eq!(wire.pair.ends[1].context.counters().value(Counter::RxQkeyMismatch), 1);
 }
 
-/// VLANs: what `add_gid` refuses, and packets of another VLAN than the address's.
+/// VLANs: refusals of `add_gid`, and packets of another VLAN than the address's.
 #[test]
 fn vlans() {
     let mut wire = Wire::new(pair::Setup { vlan: Some(100), ..pair::Setup::default() });
@@ -289,7 +289,7 @@ fn vlans() {
     assert_eq!(context.add_gid(entry.vlan(1)).unwrap(), 3);
     drop(wire);
 
-    // Each priority, as the way has it.
+    // Each priority, from the path.
     for priority in 0..8u8 {
         const WAYS: [fn(AddressVector) -> AddressVector; 8] = [
             |way| way.service_level(0),
@@ -317,8 +317,7 @@ fn vlans() {
     }
 }
 
-/// The longest datagram is what fits the interface, header and all: RoCE v1 has a GRH whatever its
-/// addresses.
+/// The longest datagram is the longest that fits the interface, header included: RoCE v1 has a GRH whatever its addresses.
 #[test]
 fn longest_datagrams() {
     let between = PathMtu::Mtu4096.required_l3_mtu(false);
@@ -369,8 +368,8 @@ fn longest_datagrams() {
     }
 }
 
-/// A datagram is answered by what its receiver finds before it: from the address that it came to,
-/// or, if that was a group, from one of the sender's kind; under the same protocol.
+/// A datagram is answered with the data before it in the receive: from the address to which it was sent, or, if that was a
+/// group, from one of the sender's kind; with the same protocol.
 #[test]
 fn answers_to_datagrams() {
     for (ipv6, roce_v1) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -403,7 +402,7 @@ fn answers_to_datagrams() {
             let grh: [u8; 40] = b.context.bytes(b.mr).unwrap()[..40].try_into().unwrap();
             let back = b.context.address_from_wc(&wc, &grh).unwrap();
             let own = a.context.port().gids[index(a)].gid;
-            // Where it came from, so that nobody is asked for the way, without the ECN of what came.
+            // To its source, so that nothing is resolved, without its ECN bits.
             let mac = Some(a.context.port().mac);
             assert_eq!(back, way(AddressVector::new(own, index(b))).traffic_class(0xb8).mac(mac));
             let ah = b.context.create_ah(b.pd, &back).unwrap();
@@ -416,7 +415,7 @@ fn answers_to_datagrams() {
             let network = Packet::parse(&frames[0]).unwrap().network();
             assert_eq!((network.traffic_class, network.header == NetworkHeader::Grh), (0xb8, roce_v1));
 
-            // What no datagram to this port begins with.
+            // Headers with which no datagram to this port starts.
             let context = &wire.pair.ends[0].context;
             assert!(context.address_from_wc(&wc, &[0; 40]).is_err());
             assert!(context.address_from_wc(&wc, &[0x60; 40]).is_err());
@@ -429,8 +428,8 @@ fn answers_to_datagrams() {
     }
 }
 
-/// The driver joins a group when its first queue pair does and leaves it when its last does; what it
-/// refuses changes nothing.
+/// The driver joins a group when its first queue pair does and leaves it when its last does; a refusal of the driver
+/// changes nothing.
 #[test]
 fn the_driver_joins_groups() {
     let group = Gid::from_ipv4([239, 0, 0, 7].into());
@@ -464,7 +463,7 @@ struct Calls {
     refuses: bool,
 }
 
-/// A port that does not always join and leave groups.
+/// A port that sometimes fails to join and leave groups.
 struct Stubborn<D> {
     port: D,
     calls: Arc<Mutex<Calls>>,
@@ -502,9 +501,9 @@ impl<D: PacketDriver> driver::Wrapper for Stubborn<D> {
     }
 }
 
-/// What is in use is not taken away, and what is used up is said to be.
+/// Objects in use can't be destroyed, and exhaustion is reported.
 #[test]
-fn objects_in_use_and_used_up() {
+fn objects_in_use_and_exhausted() {
     let (port, _) = driver::loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let config = Config::default().max_ahs(2).max_srqs(1).max_mcast_attachments(2);
     let mut context = Context::open(Box::new(port), &config).unwrap();

@@ -1,4 +1,4 @@
-//! Processes of one host: a switch in shared memory, and addresses whose contexts find each other's memory by themselves.
+//! Processes of one host: a switch in shared memory, and addresses whose contexts find each other's memory automatically.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
 use std::net::SocketAddr;
@@ -60,7 +60,7 @@ fn drive(ends: &mut [End], mut done: impl FnMut(&mut [End]) -> bool) {
     }
 }
 
-/// Connects two ends by address and port: both kinds of packets, those of QP1 and those of queue pairs.
+/// Connects two ends by address and port, which uses both kinds of packets: those of QP1 and those of queue pairs.
 fn connect(ends: &mut [End], to: SocketAddr) {
     ends[1].context.listen(PortSpace::Tcp, to, &ListenConfig::default()).unwrap();
     let (qps, none) = ([ends[0].qp, ends[1].qp], ConnectionParameters::default());
@@ -81,7 +81,7 @@ fn connect(ends: &mut [End], to: SocketAddr) {
     });
 }
 
-/// Every operation, of sizes around those at which frames are made otherwise.
+/// Every operation, of sizes around those at which frames are built differently.
 fn exchange(ends: &mut [End]) {
     let remote = ends[1].context.remote(ends[1].mr).unwrap();
     let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };
@@ -129,7 +129,7 @@ fn by_memory(end: &End) -> [u64; 2] {
     [stats.tx_by_memory, stats.rx_by_memory]
 }
 
-/// Nearly all frames have gone so, and none was lost.
+/// Nearly all frames were sent through memory, and none was lost.
 fn assert_by_memory(ends: &[End]) {
     for end in ends {
         assert!(by_memory(end).iter().all(|frames| *frames > 100), "{:?}", end.context.driver_stats());
@@ -149,7 +149,7 @@ fn a_switch_carries_every_operation() {
 
 /// Two processes on one address, and on two.
 #[test]
-fn contexts_on_addresses_of_this_host_share_memory_by_themselves() {
+fn contexts_on_this_host_share_memory_automatically() {
     for devices in [
         ["udp:127.83.0.1"; 2],
         ["udp:127.83.0.2", "udp:127.83.0.3"],
@@ -163,7 +163,7 @@ fn contexts_on_addresses_of_this_host_share_memory_by_themselves() {
     }
 }
 
-/// With the option off at either end it is the kernel's UDP.
+/// With the option off at either end, frames are sent through the kernel's UDP.
 #[test]
 fn with_the_option_off_it_is_udp() {
     for devices in [
@@ -179,7 +179,7 @@ fn with_the_option_off_it_is_udp() {
     }
 }
 
-/// An AF_XDP port has slot 0 of its addresses, and whoever comes by the interface's name behind it a UDP socket beside it.
+/// An AF_XDP port has slot 0 of its addresses; a later process that opens the interface gets a UDP socket.
 #[cfg(feature = "af_xdp")]
 mod beside_af_xdp {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,7 +192,7 @@ mod beside_af_xdp {
         end.context.capabilities().driver
     }
 
-    /// Connects two ends, and has everything go both ways.
+    /// Connects two ends, and exchanges messages in both directions.
     fn talk(a: End, b: End, to: &str) -> [End; 2] {
         let mut ends = [a, b];
         connect(&mut ends, to.parse().unwrap());
@@ -200,7 +200,7 @@ mod beside_af_xdp {
         ends
     }
 
-    /// While `others` on the address poll: QP1 comes to the first of them.
+    /// While `others` on the address poll: QP1 belongs to the first of them.
     fn beside<T>(others: &mut [End], f: impl FnOnce() -> T) -> T {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -218,14 +218,14 @@ mod beside_af_xdp {
         })
     }
 
-    /// A peer on another host, of which no packet goes by memory.
+    /// A peer on another host, whose packets never use memory.
     fn talk_far(near: End, others: &mut [End], namespaces: &Namespaces, to: &str) -> [End; 2] {
         let far = namespaces.in_a(|| End::open(VETH));
         let ends = beside(others, || talk(far, near, to));
         assert_eq!(by_memory(&ends[0]), [0; 2]);
         for (n, end) in ends.iter().enumerate() {
             let counters = end.context.counters();
-            // What the near end answers to a peer that has just ended comes to the next one there.
+            // Answers of the near end to a peer that has just ended are received by the next one there.
             let is_none = |(counter, count)| count == 0 || counter == Counter::CmRxUnknown.name();
             assert!(counters.drops().all(is_none), "end {n}: {counters}");
         }
@@ -233,7 +233,7 @@ mod beside_af_xdp {
     }
 
     #[test]
-    fn both_hear_what_is_theirs() {
+    fn each_receives_its_own_packets() {
         let Some(namespaces) = Namespaces::new(1500) else { return };
         namespaces.in_b(|| {
             for address in ["10.9.0.2", "[fd09::2]"] {
@@ -243,7 +243,7 @@ mod beside_af_xdp {
                 if address.starts_with('[') {
                     second = End::open("udp:fd09::2");
                 }
-                // The second one's requests come to the first one's QP1.
+                // The second one's requests are received by the first one's QP1.
                 let [_, second] = talk_far(second, &mut first, &namespaces, &format!("{address}:7471"));
                 assert!(second.context.driver_stats().rx_frames > 100);
                 let [first] = first;
@@ -277,12 +277,12 @@ mod beside_af_xdp {
         });
     }
 
-    /// Of a port with another driver.
+    /// The same for a port with another driver.
     #[test]
     fn other_addresses_of_the_host_are_reached_too() {
         let Some(namespaces) = Namespaces::new(9000) else { return };
         namespaces.in_b(|| {
-            // The port's rings are those of its IPv4 address, and carry what is for another one of its addresses too.
+            // The port's rings are those of its IPv4 address, and carry packets for its other addresses too.
             for (devices, to) in [
                 (["udp:127.0.0.1", VETH], "10.9.0.2:7471"),
                 ([VETH, "udp:127.0.0.1"], "127.0.0.1:7471"),
@@ -294,9 +294,9 @@ mod beside_af_xdp {
         });
     }
 
-    /// The first one ends while the second one talks, and the next one has the port's place again.
+    /// The first one ends while the second one communicates, and the next one gets the port's slot again.
     #[test]
-    fn who_comes_behind_takes_the_place() {
+    fn the_next_process_gets_the_slot() {
         let Some(namespaces) = Namespaces::new(1500) else { return };
         namespaces.in_b(|| {
             let mut first = [End::open(VETH)];
@@ -308,7 +308,7 @@ mod beside_af_xdp {
             exchange(&mut ends);
             drop(ends);
             talk_far(next, &mut [], &namespaces, "10.9.0.2:7472");
-            // A socket that has all packets of the address leaves nothing to AF_XDP.
+            // A socket that receives all packets of the address leaves nothing to AF_XDP.
             let _socket = End::open("udp:10.9.0.2");
             assert_eq!(driver(&End::open(VETH)), "udp");
             let error = Device::open("af_xdp:veth0").err().unwrap().to_string();

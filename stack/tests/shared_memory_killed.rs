@@ -1,4 +1,5 @@
-//! A process that is killed while others reach it by shared memory. It is alone in this program, which counts its mappings.
+//! A process that is killed while others communicate with it through shared memory. It has its own program, which counts
+//! its mappings.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ fn all() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE
 }
 
-/// A peer that is killed ends the work in an error, and its memory is given back; another one in its place is found.
+/// A killed peer ends the work with an error, and its memory is released; its successor is found.
 #[test]
 fn a_peer_that_is_killed_ends_the_work_and_leaves_nothing() {
     const PEER: &str = "FERROCE_SHARED_MEMORY_PEER";
@@ -68,7 +69,7 @@ fn a_peer_that_is_killed_ends_the_work_and_leaves_nothing() {
                     continue;
                 }
                 completed += 1;
-                // A ring each way; a process in the place of one that has just ended is asked for it after a while.
+                // A ring in each direction; a process that replaces one that has just ended is asked for it after a while.
                 if completed >= 50 + 37 * round && mapped() == 2 && !is_killed {
                     is_killed = true;
                     peer.kill().unwrap();
@@ -87,7 +88,7 @@ fn a_peer_that_is_killed_ends_the_work_and_leaves_nothing() {
     }
 }
 
-/// The process that is killed.
+/// The process to be killed.
 fn serve(device: &str, own: SocketAddr) {
     let mut context = Context::open(Device::open(device).unwrap(), &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());

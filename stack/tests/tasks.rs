@@ -1,6 +1,6 @@
 //! Runners' handles in asynchronous tasks: deliveries as futures and as a stream, with any executor.
 //!
-//! `FERROCE_RACES=1000000` has the races run as often.
+//! `FERROCE_RACES=1000000` sets the number of races.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -29,7 +29,7 @@ impl Parked {
         Arc::new(Parked { thread: thread::current(), wakes: AtomicU64::new(0) })
     }
 
-    /// Polls the future each time that it has been woken. Nobody else's unparking can make up for a lost wake-up.
+    /// Polls the future each time it was woken. No other unpark can hide a lost wake-up.
     fn run<F: Future>(self: &Arc<Self>, waker: &Waker, future: F) -> F::Output {
         let mut future = pin!(future);
         loop {
@@ -64,7 +64,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut task::Context::from_waker(Waker::noop()))
 }
 
-/// A runner, and a queue pair whose receives end at once, flushed.
+/// A runner, and a queue pair whose receives are flushed immediately.
 fn flushing() -> (Runner, Cq, Qp) {
     let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
@@ -100,7 +100,7 @@ fn each_delivery_wakes_its_task() {
                 while taken.load(Ordering::Acquire) < n {
                     thread::yield_now();
                 }
-                // Up to some microseconds, so that the threads meet in every way.
+                // Up to some microseconds, so that the threads interleave in every way.
                 for _ in 0..n.wrapping_mul(0x9e37_79b9) % 2000 {
                     std::hint::spin_loop();
                 }
@@ -121,7 +121,7 @@ fn a_future_that_is_dropped_loses_nothing() {
     let mut handle = runner.handle(&HandleConfig::default()).unwrap();
     handle.deliver(cq).unwrap();
     for n in 0..2000 {
-        // One that waits; then some before and some after the delivery is there.
+        // One that waits; then some before and some after the delivery is available.
         assert!(poll_once(pin!(handle.next())).is_pending(), "nothing is posted");
         post(&mut handle, qp, n);
         for _ in 0..n % 5 {
@@ -180,7 +180,7 @@ fn the_latest_task_is_woken() {
 }
 
 #[test]
-fn a_call_is_a_future_and_gets_through_when_deliveries_fill_the_ring() {
+fn a_call_is_a_future_and_completes_with_a_full_ring() {
     let (runner, cq, qp) = flushing();
     let config = HandleConfig::default().commands(4).deliveries(2).idle(Idle::Block);
     let mut handle = runner.handle(&config).unwrap();
@@ -193,7 +193,7 @@ fn a_call_is_a_future_and_gets_through_when_deliveries_fill_the_ring() {
     for n in 0..40 {
         assert_eq!(wr_id(block_on(handle.next()).unwrap()), n);
     }
-    // Dropped before it was polled, it is not posted; dropped while it waits, it is carried out.
+    // If it is dropped before it was polled, it is not posted; if it is dropped while it waits, it is executed.
     let ran = Arc::new(AtomicU64::new(0));
     let add = |amount| {
         let ran = ran.clone();
@@ -230,7 +230,7 @@ fn a_call_that_is_dropped_runs_if_there_was_room_for_it() {
 }
 
 #[test]
-fn tasks_are_told_of_the_end() {
+fn tasks_are_notified_of_the_end() {
     let (runner, cq, qp) = flushing();
     let mut handles: Vec<_> = (0..3).map(|_| runner.handle(&HandleConfig::default()).unwrap()).collect();
     handles[0].deliver(cq).unwrap();
@@ -240,7 +240,7 @@ fn tasks_are_told_of_the_end() {
         let (first, second, third) =
             (waiting.next().unwrap(), waiting.next().unwrap(), waiting.next().unwrap());
         scope.spawn(move || {
-            // What was delivered before comes first.
+            // Earlier deliveries are first.
             let mut stream = pin!(first);
             let mut next = || block_on(std::future::poll_fn(|task| stream.as_mut().poll_next(task)));
             assert_eq!(next().map(wr_id), Some(1));

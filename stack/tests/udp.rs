@@ -1,5 +1,5 @@
-//! Contexts over UDP sockets, on addresses of the loopback interface, where everybody may open them.
-//! What goes through is compared; what is forged comes from plain sockets beside them.
+//! Contexts over UDP sockets, on addresses of the loopback interface, for which no privilege is needed. Transferred data is
+//! compared; forged packets are sent from plain sockets.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -21,7 +21,7 @@ struct End {
     mr: Mr,
 }
 
-/// Of the sockets themselves: contexts of one host would share memory otherwise.
+/// With shared memory off: otherwise contexts of one host would use it.
 fn sockets_of(address: IpAddr) -> UdpConfig {
     UdpConfig::new(address).shared_memory(SharedMemory::Off)
 }
@@ -83,14 +83,14 @@ impl End {
 
 const PSN: Psn = Psn::new(0xff_fff0);
 
-/// What message `n` holds: every message differs from its neighbours everywhere.
+/// The contents of message `n`: every message differs from its neighbours everywhere.
 fn pattern(n: u64, bytes: &mut [u8]) {
     for (at, byte) in bytes.iter_mut().enumerate() {
         *byte = (n.wrapping_mul(0x9e37_79b9) as usize ^ at ^ at >> 8).wrapping_mul(167) as u8;
     }
 }
 
-/// Polls both until `done` says so.
+/// Polls both until `done` returns true.
 fn drive(ends: &mut [&mut End], clock: &mut Clock, mut done: impl FnMut(&mut [&mut End]) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !done(ends) {
@@ -160,7 +160,7 @@ fn everything_arrives_once_and_exact() {
                 let counters = end.context.counters();
                 assert!(counters.drops().all(|(_, count)| count == 0), "{counters}");
                 assert_eq!(end.count(Counter::RxIdentificationSolved), 0);
-                // Who hears the segments one by one must find out which they were.
+                // A receiver that gets the segments one by one must determine their identifications.
                 let found = end.count(Counter::RxIdentificationLikely);
                 assert_eq!(found > 0, segmentation && !aggregation, "{found}");
             }
@@ -168,7 +168,7 @@ fn everything_arrives_once_and_exact() {
     }
 }
 
-/// The headers of packets that a peer at `from` sends.
+/// The headers of packets of a peer at `from`.
 fn path(from: SocketAddr, to: IpAddr, identification: u16) -> PathHeader {
     let path = PathHeader::new(&PathAddress {
         source_mac: MacAddr::default(),
@@ -185,8 +185,7 @@ fn path(from: SocketAddr, to: IpAddr, identification: u16) -> PathHeader {
     path.without_link()
 }
 
-/// A packet with eight bytes of payload, as such a peer would send it, with an identification that its
-/// kernel may give it.
+/// A packet with eight bytes of payload, as from such a peer, with an identification that its kernel may assign.
 fn packet(
     from: SocketAddr,
     to: IpAddr,
@@ -203,7 +202,7 @@ fn packet(
     buffer[..length].to_vec()
 }
 
-/// A context, and a socket that speaks for the peer of its queue pair.
+/// A context, and a socket that acts as the peer of its queue pair.
 fn with_forger(own: u8, peer: u8) -> (End, Qpn, UdpSocket) {
     let socket = UdpSocket::bind((loopback(peer), 0)).unwrap();
     let mut end = End::open(sockets_of(loopback(own)));
@@ -226,10 +225,10 @@ fn poll_until(end: &mut End, counter: Counter, value: u64) {
 }
 
 #[test]
-fn identifications_that_nobody_tells_are_found_out() {
+fn unknown_identifications_are_determined() {
     let (mut end, qpn, peer) = with_forger(3, 4);
     let own = loopback(3);
-    // The guess is 0; small numbers, and those behind the last one, are likely.
+    // The guess is 0; small numbers, and those after the last one, are likely.
     let cases =
         [(0, 0, 0), (5, 1, 0), (63, 2, 0), (64, 3, 0), (40_000, 3, 1), (40_001, 4, 1), (39_999, 4, 2)];
     for (n, (identification, likely, solved)) in cases.into_iter().enumerate() {
@@ -246,15 +245,15 @@ fn identifications_that_nobody_tells_are_found_out() {
     assert_eq!(end.count(Counter::RcvdPkts), cases.len() as u64);
 }
 
-/// One wrong bit anywhere behind the UDP header is noticed, but for those that routers may change.
+/// One wrong bit anywhere after the UDP header is detected, except those that routers may change.
 #[test]
-fn damage_is_noticed() {
+fn damage_is_detected() {
     let (mut end, qpn, peer) = with_forger(5, 6);
     let own = loopback(5);
     let good = write_only(&end, &peer, own, qpn, 0, PSN).split_off(28);
     let mut sent = 0;
     for at in (0..good.len()).filter(|at| *at != 4) {
-        // Of these, the length of this packet leaves none that an identification could explain.
+        // With the length of this packet, none of these can be explained by an identification.
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
         peer.send_to(&bad, (own, 4791)).unwrap();
@@ -263,7 +262,7 @@ fn damage_is_noticed() {
     let mut clock = Clock::start();
     let dropped = |end: &End| end.context.counters().drops().map(|(_, count)| count).sum::<u64>();
     drive(&mut [&mut end], &mut clock, |ends| dropped(ends[0]) == sent);
-    // A damaged opcode or pad is seen before the ICRC is.
+    // A damaged opcode or pad is detected before the ICRC is checked.
     assert!(end.count(Counter::RxIcrcEncapsulated) > sent - 12, "{}", end.context.counters());
     assert_eq!((end.count(Counter::RcvdPkts), end.count(Counter::RxWriteRequests)), (0, 0));
     assert!(end.context.bytes(end.mr).unwrap()[..8].iter().all(|byte| *byte == 0));
@@ -272,10 +271,9 @@ fn damage_is_noticed() {
     assert_eq!(&end.context.bytes(end.mr).unwrap()[..8], b"identity");
 }
 
-/// What the engine sends, heard by a plain socket: from port 4791, with an ICRC that is right for
-/// identification 0.
+/// The engine's packets, received by a plain socket: from port 4791, with an ICRC that is correct for identification 0.
 #[test]
-fn what_is_sent_is_as_it_was_written() {
+fn packets_are_sent_as_written() {
     let own = loopback(7);
     let peer = UdpSocket::bind((loopback(8), 4791)).unwrap();
     peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -298,7 +296,7 @@ fn what_is_sent_is_as_it_was_written() {
     let mut bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(77), PSN);
     bth.set_ack_req(true);
     assert_eq!(buffer[..len], packet(from, loopback(8), 0, bth, |_| {})[28..]);
-    // An answer by the plain socket ends it.
+    // An answer of the plain socket completes it.
     let qpn = end.context.query_qp(qp).unwrap().qpn;
     let path = path((loopback(8), 4791).into(), own, 0);
     let acknowledge = Bth::new(Opcode::RC_ACKNOWLEDGE, qpn, PSN);
@@ -315,9 +313,9 @@ fn what_is_sent_is_as_it_was_written() {
     assert_eq!(status, Some(WcStatus::Success));
 }
 
-/// ECN marks reach the receiver: they are counted, and stand in the header that datagrams come with.
+/// ECN marks reach the receiver: they are counted, and are in the header before datagrams.
 #[test]
-fn marks_are_seen() {
+fn ecn_marks_are_received() {
     let mut ends = [9, 10].map(|last| End::open(sockets_of(loopback(last))));
     let qps = ends.each_mut().map(|end| {
         let qp = end.context.create_qp(&QpConfig::ud(end.pd, end.cq)).unwrap();
@@ -378,8 +376,8 @@ fn contexts_share_an_address() {
     }
 }
 
-/// WRITEs through forty queue pairs at once, to one context and to four on one address: what leaves
-/// together comes to the context that it is for.
+/// WRITEs through forty queue pairs at once, to one context and to four on one address: packets sent together are received
+/// by the right context.
 #[test]
 fn many_queue_pairs_write_at_once() {
     const LENGTH: u32 = 24;
@@ -432,7 +430,7 @@ fn many_queue_pairs_write_at_once() {
 }
 
 #[test]
-fn what_a_socket_can_not_do_is_refused() {
+fn unsupported_features_of_sockets_are_refused() {
     let config = Config::default().roce_v1(true);
     let port = Udp::open(&sockets_of(loopback(13))).unwrap();
     let refusal = Context::open(Box::new(port), &config).map(|_| ()).unwrap_err();
@@ -441,7 +439,7 @@ fn what_a_socket_can_not_do_is_refused() {
     let entry = GidEntry::new(loopback(14).into()).vlan(5);
     let refusal = end.context.add_gid(entry).unwrap_err();
     assert!(matches!(refusal, Error::Unsupported(Feature::SecondAddress)), "{refusal}");
-    // No way there: told at once, and the queue pair stays as it is.
+    // No path there: an immediate error, and the queue pair is unchanged.
     let (qp, _) = end.qp();
     end.context.modify_qp(qp, Transition::Init { access: access() }).unwrap();
     let way = AddressVector::new(Gid::from(IpAddr::from([192, 0, 2, 77])), 0);

@@ -1,4 +1,4 @@
-//! UC, UD and what an update changes, by the scripted peer: beyond the conformance cases.
+//! UC, UD and the effect of updates, with the scripted peer: beyond the conformance cases.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::num::NonZeroU16;
@@ -11,8 +11,8 @@ use ferroce_test_support::peer::{self, PEER_QPN, Peer, RQ, SQ, Setup, pattern};
 
 const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 
-/// A packet with the tag of another VLAN than its address's is dropped. A tag that a switch has put
-/// on or a network card taken off does not matter.
+/// A packet with the tag of another VLAN than its address's is dropped. A tag that a switch has added or a network card
+/// removed does not matter.
 #[test]
 fn packets_of_another_vlan_are_dropped() {
     for qp_type in TYPES {
@@ -23,7 +23,7 @@ fn packets_of_another_vlan_are_dropped() {
             (None, Some(101), true),
         ] {
             let mut peer = Peer::with(Setup { state: QpState::Reset, ..Setup::of(qp_type) });
-            // An address that the port has in this VLAN alone.
+            // An address that the port has only in this VLAN.
             let gid = Gid::from_ipv4([192, 0, 2, 50].into());
             peer.address.destination = gid;
             let entry = GidEntry::new(gid).vlan(own);
@@ -56,14 +56,13 @@ fn packets_of_another_vlan_are_dropped() {
     }
 }
 
-/// A datagram to an address that several VLANs have is answered on the one that it came by; where none is told, without a
-/// tag.
+/// A datagram to an address of several VLANs is answered on the VLAN by which it arrived; without a VLAN, without a tag.
 #[test]
 fn a_datagram_is_answered_on_its_vlan() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     let gid = peer.address.destination;
     let rows = [100, 200].map(|vlan| peer.context.add_gid(GidEntry::new(gid).vlan(vlan)).unwrap());
-    // A tag with VLAN 0 has a priority alone.
+    // A tag with VLAN 0 only has a priority.
     for (tag, row) in [(Some(200), rows[1]), (Some(100), rows[0]), (Some(0), 0), (None, 0)] {
         let mr = peer.post_recv(1, 64);
         peer.address.vlan = tag.map(|id| VlanTag { id, priority: 3 });
@@ -77,8 +76,8 @@ fn a_datagram_is_answered_on_its_vlan() {
     }
 }
 
-/// A send that fails before it leaves stops the send queue of an unreliable queue pair, and nothing
-/// else: later sends are flushed, receiving goes on, and the application may resume.
+/// A send that fails before it is sent stops only the send queue of an unreliable queue pair: later sends are flushed,
+/// receiving continues, and the application may resume.
 #[test]
 fn send_queue_error_and_resume() {
     for qp_type in [QpType::Uc, QpType::Ud] {
@@ -98,7 +97,7 @@ fn send_queue_error_and_resume() {
             let status = if destroyed {
                 peer.post_recv(10, 64);
                 let SendOp::SendTo(to) = op else { unreachable!() };
-                // One has left; the others have not when the way is destroyed.
+                // One was sent; the others were not when the address handle is destroyed.
                 peer.expect(opcode, SQ);
                 peer.expect_wc(1, WcStatus::Success);
                 peer.post(2, op, &sges);
@@ -137,7 +136,7 @@ fn send_queue_error_and_resume() {
             peer.expect_no_event();
         }
     }
-    // A way of another protection domain is none.
+    // An address handle of another protection domain is invalid.
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     let elsewhere = peer.context.alloc_pd().unwrap();
     let ah = peer.context.create_ah(elsewhere, &peer.way_to(peer.address.source)).unwrap();
@@ -148,7 +147,7 @@ fn send_queue_error_and_resume() {
     peer.expect_nothing();
 }
 
-/// A flush that finds no room in the CQ ends the queue pair, in SQE as anywhere.
+/// A flush that finds no room in the CQ fails the queue pair, in SQE as in any state.
 #[test]
 fn a_flush_in_sqe_that_overflows_the_cq() {
     let mut peer = Peer::with(Setup { cq_capacity: 1, ..Setup::of(QpType::Uc) });
@@ -165,8 +164,7 @@ fn a_flush_in_sqe_that_overflows_the_cq() {
     peer.expect_wc(1, WcStatus::LocProtErr);
 }
 
-/// A receive whose memory may not be written is the application's mistake: it ends in error, and the
-/// queue pair with it.
+/// A receive whose memory may not be written is a local error: it fails, and the queue pair with it.
 #[test]
 fn a_receive_that_may_not_be_written() {
     for qp_type in [QpType::Uc, QpType::Ud] {
@@ -186,7 +184,7 @@ fn a_receive_that_may_not_be_written() {
 
 /// The pad must fill the last word: here it is one byte, after six of payload.
 #[test]
-fn a_pad_that_does_not_fit() {
+fn an_invalid_pad() {
     for qp_type in [QpType::Uc, QpType::Ud] {
         let mut peer = Peer::with(Setup::of(qp_type));
         peer.post_recv(1, 64);
@@ -204,8 +202,7 @@ fn a_pad_that_does_not_fit() {
     }
 }
 
-/// A completion queue that overflows ends the queue pair whose completion was lost, and none of the
-/// others that hear the same group.
+/// A completion queue that overflows fails the queue pair whose completion was lost, and no other member of the same group.
 #[test]
 fn an_overflow_ends_one_member_of_a_group() {
     let setup = Setup { cq_capacity: 1, ..Setup::of(QpType::Ud) };
@@ -239,7 +236,7 @@ fn an_overflow_ends_one_member_of_a_group() {
     }
 }
 
-/// The mark of a solicited event, on datagrams.
+/// The solicited event flag, on datagrams.
 #[test]
 fn solicited_datagrams() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
@@ -255,8 +252,7 @@ fn solicited_datagrams() {
     }
 }
 
-/// What an update in SQD changes is not only told by a query: the way, the timers, the retries, the
-/// answers that are kept.
+/// An update in SQD changes not only the query: the path, the timers, the retries, the remembered responses.
 #[test]
 fn updates_take_effect() {
     for qp_type in [QpType::Rc, QpType::Uc] {
@@ -271,7 +267,7 @@ fn updates_take_effect() {
         let got = peer.take_packets().remove(0);
         let network = Packet::parse(&got.frame).unwrap().network();
         assert_eq!((got.psn(), network.destination, network.traffic_class), (SQ, other, 0x20));
-        // Nothing comes from where the peer was.
+        // Nothing is accepted from the peer's old address.
         peer.post_recv(2, 8);
         let old = peer.frame(&message(qp_type, RQ));
         peer.expect_dropped(old, Counter::RxWrongAddress);
@@ -291,7 +287,7 @@ fn updates_take_effect() {
         none.timeout(10).retry_count(2).rnr_retry(0).max_rd_atomic(2).max_dest_rd_atomic(2),
     ));
     peer.modify(Transition::Resume);
-    // Two READs at once, in and out.
+    // Two READs at once, in each direction.
     let mr = peer.memory(&pattern(64));
     let rkey = peer.remote(mr).rkey;
     let read = |psn| packet(Opcode::RC_READ_REQUEST, psn).reth(0, rkey, 64);
@@ -313,7 +309,7 @@ fn updates_take_effect() {
         peer.expect_wc(wr_id, WcStatus::WrFlushErr);
     }
 
-    // An RNR NAK is the end where no retry is granted.
+    // An RNR NAK fails it if no retry is allowed.
     let mut peer = Peer::new();
     peer.modify(Transition::Drain);
     peer.expect_event(Event::SqDrained(peer.qp));
@@ -324,7 +320,7 @@ fn updates_take_effect() {
     peer.inject(packet::nak(packet::NAK_RNR | 1, SQ, 0));
     peer.expect_wc(1, WcStatus::RnrRetryExcErr);
 
-    // Rights that are taken back are gone, and a Q_Key is another.
+    // Withdrawn rights are gone, and the Q_Key is the new one.
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut peer = Peer::with(Setup::of(qp_type));
         let mr = peer.memory(&[0; 8]);
@@ -347,8 +343,7 @@ fn updates_take_effect() {
     peer.expect_wc(1, WcStatus::Success);
 }
 
-/// A SEND without payload, to the queue pair under test.
-/// What a packet shows of a peer that is set up otherwise is kept: the first, until the queue pair is reset.
+/// The first mismatch with the peer's configuration that a packet shows is kept until the queue pair is reset.
 #[test]
 fn mismatches_are_kept_for_the_application() {
     let mismatch = |peer: &Peer| peer.context.mismatches().map(|(_, mismatch)| mismatch).collect::<Vec<_>>();
@@ -383,10 +378,10 @@ fn mismatches_are_kept_for_the_application() {
         assert_eq!(mismatch(&peer), [expected], "{opcode}");
         let text = expected.to_string();
         assert!(text.contains(opcode.name()) && text.contains("256"), "{text}");
-        // What else came of it is for other cases.
+        // Other effects are tested elsewhere.
         peer.end();
     }
-    // An answer that is as long as the asked one's packets are not.
+    // A response whose length does not match the packets of the request.
     let mut peer = Peer::with(Setup { mtu: path_mtu, ..Setup::default() });
     peer.post_read(1, 512);
     peer.take_packets();
@@ -409,7 +404,7 @@ fn message(qp_type: QpType, psn: u32) -> packet::Script {
     }
 }
 
-/// Only progress fills the retry counters up again, not a change of other attributes.
+/// Only progress resets the retry counters, not a change of other attributes.
 #[test]
 fn an_update_does_not_grant_new_retries() {
     let mut peer = Peer::with(Setup { retry_count: 1, timeout: 14, ..Setup::default() });
@@ -429,8 +424,8 @@ fn an_update_does_not_grant_new_retries() {
     peer.expect_wc(1, WcStatus::RetryExcErr);
 }
 
-/// Every three UC packets in a row, with and without a loss among them, against what §6 says of
-/// messages: First or Only begins one, Middle or Last continues one of its kind or is dropped.
+/// Every three consecutive UC packets, with and without a loss among them, compared with the rules of §6 for messages:
+/// First or Only starts one, Middle or Last continues one of its kind or is dropped.
 #[test]
 fn unreliable_packets_in_every_order() {
     #[derive(Clone, Copy, PartialEq)]
@@ -469,7 +464,7 @@ fn unreliable_packets_in_every_order() {
                 let length = if ends { 8 } else { 256 };
                 let mut script = packet(opcode, psn).payload(&vec![7; length as usize]);
                 if kind == Kind::Write && begins {
-                    // A WRITE says at its start how long it is, and the model need not know it.
+                    // A WRITE announces its length, which the model need not know.
                     let rest = sequence[i + 1..].iter().take_while(|next| next.byte() == 0x27).count() as u32;
                     let total = if ends { 8 } else { 256 * (rest + 1) + 8 };
                     script = script.reth(0, rkey, total);
@@ -507,7 +502,7 @@ fn unreliable_packets_in_every_order() {
     assert!(delivered > 3000, "{delivered}");
 }
 
-/// What a UC queue pair sends: consecutive PSNs, no AckReq, and it is done when it has left.
+/// The packets of a UC queue pair: consecutive PSNs, no AckReq, and complete when they were sent.
 #[test]
 fn unreliable_sends_complete_when_they_have_left() {
     use Opcode as O;
@@ -541,13 +536,13 @@ fn unreliable_sends_complete_when_they_have_left() {
         assert_eq!(packet::payload(&sent), data);
         assert_eq!(peer.expect_wc(wr_id, WcStatus::Success).byte_len, 769);
     }
-    // No timer runs, and no answer is waited for.
+    // No timer runs, and no answer is awaited.
     assert_eq!(peer.context.next_timeout(), None);
-    // An acknowledgement is none of its packets.
+    // An acknowledgement is not one of its packets.
     let frame = peer.frame(&packet::ack(SQ, 1));
     peer.expect_dropped(frame, Counter::RxWrongService);
 
-    // Draining finishes the message that is under way, and starts none.
+    // Draining completes the current message, and starts none.
     peer.take_at_most(2);
     peer.post(7, SendOp::Send, &sges);
     peer.post(8, SendOp::Send, &sges);
@@ -564,7 +559,7 @@ fn unreliable_sends_complete_when_they_have_left() {
     assert_eq!(peer.take_packets().len(), 4);
     peer.expect_wc(8, WcStatus::Success);
 
-    // Datagrams have no beginning to be finished.
+    // Datagrams have no partly sent messages.
     let mut peer = Peer::with(Setup { sq_psn: 0xff_ffff, ..Setup::of(QpType::Ud) });
     let to = peer.destination();
     peer.modify(Transition::Drain);

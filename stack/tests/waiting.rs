@@ -1,6 +1,6 @@
-//! Waiting from outside: a context by its file descriptor, completion queues by that of a channel.
+//! Waiting from outside: for a context by its file descriptor, for completion queues by that of a channel.
 //!
-//! `FERROCE_RACES=1000000` has the races run as often; `FERROCE_SEED` replays their delays.
+//! `FERROCE_RACES=1000000` sets the number of races; `FERROCE_SEED` replays their delays.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -33,7 +33,7 @@ fn races() -> u64 {
     std::env::var("FERROCE_RACES").ok().map_or(5_000, |races| races.parse().unwrap())
 }
 
-/// Delays of up to some microseconds, so that two threads meet in every way.
+/// Delays of up to some microseconds, so that two threads interleave in every way.
 struct Delays(Random);
 
 impl Delays {
@@ -56,7 +56,7 @@ struct End {
     cq: Cq,
     qp: Qp,
     clock: Clock,
-    /// Waits for the context as asynchronous runtimes do: it is ready once for each thing that happens to the descriptor.
+    /// Waits for the context like an asynchronous runtime: it is ready once for each event of the descriptor.
     edges: OwnedFd,
 }
 
@@ -100,14 +100,14 @@ impl End {
         Some(completion.wr_id)
     }
 
-    /// Polls until there is something to wait for.
+    /// Polls until it must wait.
     fn prepare(&mut self) {
         while !self.context.prepare_wait(self.clock.now()).unwrap() {
             assert_eq!(self.poll(), None);
         }
     }
 
-    /// The number of the next completion, waited for by file descriptor.
+    /// The number of the next completion, waiting by file descriptor.
     fn next(&mut self) -> u64 {
         loop {
             if let Some(wr_id) = self.poll() {
@@ -127,7 +127,7 @@ impl End {
 }
 
 fn pair() -> [End; 2] {
-    // 4.3 s: a thread may be kept from its core for long.
+    // 4.3 s: a thread may be off its core for long.
     pair_with(20)
 }
 
@@ -158,14 +158,14 @@ fn the_descriptor_is_readable_from_a_frame_until_the_poll() {
     assert!(is_readable(&b.context, LONG) && is_readable(&b.context, Duration::ZERO));
     assert_eq!(b.poll(), Some(1));
     assert!(!is_readable(&b.context, Duration::ZERO));
-    // It owes an ACK, so there is something to do.
+    // It owes an ACK, so there is work.
     assert!(!b.context.prepare_wait(b.clock.now()).unwrap());
     b.prepare();
     assert_eq!(a.next(), 7);
 }
 
 #[test]
-fn a_frame_that_came_before_is_not_waited_for() {
+fn a_frame_that_has_arrived_prevents_a_wait() {
     let [mut a, mut b] = pair();
     b.receive(1);
     b.prepare();
@@ -190,7 +190,7 @@ fn the_waker_makes_it_readable_used_before_or_during_the_wait() {
     });
     a.poll();
     assert!(!is_readable(&a.context, Duration::ZERO));
-    // Used while nobody waits: the next wait has something to do first.
+    // Used without a wait: the next wait ends first.
     waker.wake_by_ref();
     assert!(!a.context.prepare_wait(a.clock.now()).unwrap());
     a.poll();
@@ -202,7 +202,7 @@ fn the_waker_makes_it_readable_used_before_or_during_the_wait() {
 fn a_timer_of_the_engine_makes_it_readable() {
     let [mut a, _b] = pair_with(14); // 67 ms
     let start = Instant::now();
-    // Nobody answers: the peer is not polled.
+    // The peer is not polled, so there is no answer.
     a.send(7);
     let mut waits = 0;
     a.poll();
@@ -221,7 +221,7 @@ fn a_timer_of_the_engine_makes_it_readable() {
     assert!(!is_readable(&a.context, Duration::ZERO), "the time that was over is forgotten");
 }
 
-/// An edge-triggered wait, as an asynchronous runtime has it, gets an edge for each thing that comes after `true`.
+/// An edge-triggered wait, as of an asynchronous runtime, gets an edge for each event after `true`.
 #[test]
 fn each_wake_up_is_an_edge() {
     let [mut a, mut b] = pair();
@@ -242,12 +242,12 @@ fn each_wake_up_is_an_edge() {
 
 /// Two threads, each with its context, that wait for each other's messages by file descriptor.
 #[test]
-fn no_frame_from_another_thread_is_slept_through() {
+fn no_frame_from_another_thread_is_missed() {
     wait_for_each_other(pair());
 }
 
 #[test]
-fn no_packet_to_a_socket_is_slept_through() {
+fn no_packet_to_a_socket_is_missed() {
     let port = |last| Udp::open(&UdpConfig::new([127, 81, 0, last].into())).unwrap();
     wait_for_each_other(connected([1, 2].map(|last| End::new(port(last))), 20));
 }
@@ -275,7 +275,7 @@ fn wait_for_each_other([mut a, mut b]: [End; 2]) {
                 }
             }
         }
-        // The other one may still want its ACK.
+        // The other one may still need its ACK.
         done.fetch_add(1, Ordering::Relaxed);
         while done.load(Ordering::Relaxed) < 2 {
             assert_eq!(end.poll(), None);
@@ -289,9 +289,9 @@ fn wait_for_each_other([mut a, mut b]: [End; 2]) {
     println!("{races} messages each way in {:?}", start.elapsed());
 }
 
-/// Whoever wakes does it once, at any time.
+/// Each use of the waker, at any time, wakes once.
 #[test]
-fn no_use_of_the_waker_is_slept_through() {
+fn no_use_of_the_waker_is_missed() {
     let [mut a, _] = pair();
     let (waker, rung, seen) = (a.context.waker().unwrap(), AtomicU64::new(0), AtomicU64::new(0));
     let (races, start) = (races(), Instant::now());
@@ -323,14 +323,14 @@ fn no_use_of_the_waker_is_slept_through() {
 }
 
 #[test]
-fn a_driver_without_a_descriptor_says_so() {
+fn a_driver_without_a_descriptor_reports_it() {
     let network = sim::SimNetwork::new(1, sim::LinkConfig::default()).unwrap();
     let mut end = End::new(network.port(&[[10, 0, 0, 1].into()]));
     let error = end.context.prepare_wait(end.clock.now()).unwrap_err();
     assert_eq!(error.to_string(), "the sim driver does not support waiting for it from outside");
 }
 
-/// A queue pair without a peer: what is posted to it ends at once, flushed.
+/// A queue pair without a peer: posted work is flushed immediately.
 struct Flushing {
     context: Context,
     pd: Pd,
@@ -372,7 +372,7 @@ fn on_channel(context: &mut Context, pd: Pd, channel: &CompChannel) -> (Cq, Qp) 
 #[test]
 fn a_channel_wakes_once_for_each_arm() {
     let mut end = Flushing::new();
-    // Not armed: no event. What came before the arm raises none either, and is found by polling.
+    // Not armed: no event. Earlier completions raise none after arming either, and are found by polling.
     end.complete(1);
     end.arm(Notify::Next);
     assert!(!is_readable(&end.channel, Duration::ZERO) && end.channel.get_cq_event().unwrap().is_none());
@@ -384,7 +384,7 @@ fn a_channel_wakes_once_for_each_arm() {
     assert_eq!(end.channel.get_cq_event().unwrap(), Some(end.cq));
     assert!(!is_readable(&end.channel, Duration::ZERO) && end.channel.get_cq_event().unwrap().is_none());
     assert_eq!(end.drain(), 2);
-    // Three arms, three events, though nobody takes them meanwhile.
+    // Three arms, three events, though none is taken meanwhile.
     for n in 0..3 {
         end.arm(Notify::Next);
         end.arm(Notify::Next);
@@ -392,7 +392,7 @@ fn a_channel_wakes_once_for_each_arm() {
     }
     let events = std::iter::from_fn(|| end.channel.get_cq_event().unwrap()).count();
     assert_eq!((events, end.drain()), (3, 3));
-    // An error is worth an event for who waits for solicited ones. None of this is an event of the context.
+    // An error raises an event for solicited arming too. None of this is an event of the context.
     end.arm(Notify::Solicited);
     end.complete(4);
     assert_eq!(end.channel.wait_cq_event(LONG).unwrap(), Some(end.cq));
@@ -404,7 +404,7 @@ fn a_channel_wakes_once_for_each_arm() {
 }
 
 #[test]
-fn the_queues_of_a_channel_take_turns_and_one_that_is_gone_leaves_no_event() {
+fn the_queues_of_a_channel_take_turns_and_a_destroyed_one_leaves_no_event() {
     let mut end = Flushing::new();
     let (other, other_qp) = on_channel(&mut end.context, end.pd, &end.channel);
     for wr_id in 0..4 {
@@ -441,9 +441,9 @@ fn an_event_of_a_channel_allocates_nothing() {
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
 }
 
-/// A completion that is posted on another thread wakes the thread that sleeps on the channel, once for each arm.
+/// A completion posted on another thread wakes the thread that sleeps on the channel, once for each arm.
 #[test]
-fn no_completion_of_another_thread_is_slept_through() {
+fn no_completion_of_another_thread_is_missed() {
     let Flushing { context, channel, cq, qp, .. } = Flushing::new();
     let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block)).unwrap();
     let (races, start, taken) = (races(), Instant::now(), AtomicU64::new(0));
@@ -485,14 +485,14 @@ fn no_completion_of_another_thread_is_slept_through() {
         }
     });
     println!("{races} completions, {waits} waits, in {:?}", start.elapsed());
-    // While the queue is there.
+    // While the queue exists.
     let left = std::iter::from_fn(|| channel.get_cq_event().unwrap()).count() as u64;
     let events = runner.stop().context.counters().value(Counter::EventCompletion);
     assert_eq!(events, waits + left, "one event for each arm");
     assert!(left <= 1);
 }
 
-/// What has come is seen at once, with or without a frame: a `Poller` does not block first.
+/// Events are handled immediately, with or without a frame: a `Poller` does not block first.
 #[test]
 fn a_poller_does_not_block_over_a_completion_or_an_event() {
     let (port, peer) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
@@ -501,7 +501,7 @@ fn a_poller_does_not_block_over_a_completion_or_an_event() {
     // 1 ms; the peer is not polled.
     let [mut a, _b] = connected([a, b], 8);
     let mut poller = Poller::blocking();
-    // Whether the turn that brought it has blocked.
+    // Whether the turn that delivered it has blocked.
     let mut blocks_before = |context: &mut Context, comes: &mut dyn FnMut(&mut Context) -> bool| {
         let start = Instant::now();
         while start.elapsed() < LONG {
@@ -514,7 +514,7 @@ fn a_poller_does_not_block_over_a_completion_or_an_event() {
         panic!("nothing came");
     };
     a.send(7);
-    // Timers: the last retry, and the event of a connection request that nobody answers.
+    // Timers: the last retry, and the event of a connection request without an answer.
     let (cq, qp) = (a.cq, a.qp);
     let mut completes = |context: &mut Context| context.poll_cq(cq).unwrap().is_some();
     assert!(!blocks_before(&mut a.context, &mut completes), "over the error of a send");
@@ -527,13 +527,13 @@ fn a_poller_does_not_block_over_a_completion_or_an_event() {
     a.context.connect(qp, "10.0.0.2:7".parse().unwrap(), &asked).unwrap();
     let mut ends = |context: &mut Context| context.next_cm_event().is_some();
     assert!(!blocks_before(&mut a.context, &mut ends), "over the event of a connection");
-    // With nothing it blocks.
+    // Without events it blocks.
     let before = waits.load(Ordering::Relaxed);
     assert_eq!((0..10).map(|_| poller.poll(&mut a.context).unwrap()).sum::<usize>(), 0);
     assert!(waits.load(Ordering::Relaxed) >= before + 5);
 }
 
-/// What threads and executors hand to each other.
+/// Types that threads and executors pass to each other.
 #[test]
 fn threads_can_share_a_channel_and_move_a_handle() {
     fn shared<T: Send + Sync + Clone>() {}

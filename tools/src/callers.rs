@@ -1,8 +1,8 @@
-//! Requests to a server that speaks the protocol of rdma_cm's programs: for a connection, or for its datagram service.
+//! Requests to a server of an rdma_cm program: for a connection, or for its datagram service.
 //!
-//! A request is one packet, which anybody can send under any source address. Several requests are handled at a time,
-//! and any of them may fail. Each gets a queue pair of its own; the first one that is connected is the client. A
-//! request that fails neither ends the server nor delays its client.
+//! A request is one packet, whose source address may be forged. Several requests are handled at a time, and any of them
+//! may fail. Each gets its own queue pair; the first one that is connected is the client. A request that fails neither
+//! ends the server nor delays its client.
 
 use std::net::SocketAddr;
 
@@ -21,8 +21,8 @@ pub(crate) struct Caller {
     pub(crate) qp: Qp,
 }
 
-/// Callers that are accepted and not connected yet; beyond that the oldest goes. So a flood of requests can put a client
-/// out, which is refused then and asks again; it can't end the server.
+/// The most callers that are accepted and not connected yet; a further one replaces the oldest. A flood of requests can
+/// displace a client, which is then rejected and retries; it can't end the server.
 pub(crate) const MOST: usize = 16;
 
 impl Endpoint {
@@ -32,8 +32,8 @@ impl Endpoint {
         Ok(self.context.listen(space, any, &ListenConfig::default())?)
     }
 
-    /// Waits for so many RC connections, without end, and then listens no more. Each caller gets a queue pair of
-    /// `queue_pair`, which the CQ must have room for, [`MOST`] more than are wanted.
+    /// Waits for `wanted` RC connections, without a time limit, and then stops listening. Each caller gets a queue pair
+    /// from `queue_pair`; the CQ must have room for [`MOST`] more than are wanted.
     pub(crate) fn await_callers(
         &mut self,
         port: u16,
@@ -95,7 +95,7 @@ impl Endpoint {
         Ok(connected)
     }
 
-    /// Answers whoever has looked for the datagram service of `qp`.
+    /// Answers clients that look up the datagram service of `qp`.
     pub(crate) fn answer_seekers(&mut self, qp: Qp) {
         while let Some(event) = self.context.next_cm_event() {
             let CmEvent::ConnectionRequest(request) = event else { continue };
@@ -110,7 +110,7 @@ impl Endpoint {
         caller.map_or(Ok(()), |caller| self.let_go(&caller, why))
     }
 
-    /// Ends what there is of a connection.
+    /// Ends a connection in any state.
     fn let_go(&mut self, caller: &Caller, why: &str) -> Result<(), Failure> {
         self.turn_away(&caller.request, why);
         Ok(self.context.destroy_qp(caller.qp)?)
@@ -118,7 +118,7 @@ impl Endpoint {
 
     fn turn_away(&mut self, request: &ConnectionRequest, why: &str) {
         warn!("{} is not a client: {why}", request.peer);
-        // It may have been accepted, or be over.
+        // It may be accepted, or closed.
         let _ = self.context.reject(request.id, &[]);
     }
 }

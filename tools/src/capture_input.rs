@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
 
-/// A file or standard input that was opened, of which nothing has been read yet.
+/// An opened file or standard input; nothing has been read yet.
 pub(crate) struct CaptureInput {
     file: File,
     name: String,
@@ -26,7 +26,7 @@ pub(crate) struct CaptureInput {
 impl CaptureInput {
     /// Opens a file, or standard input for `-`.
     ///
-    /// A FIFO blocks until somebody writes to it, so this comes before [`Interrupt::install`].
+    /// A FIFO blocks until a writer opens it, so this must precede [`Interrupt::install`].
     pub(crate) fn open(path: &Path) -> Result<CaptureInput, Failure> {
         let name = name(path);
         let file = if path == Path::new("-") {
@@ -44,13 +44,13 @@ impl CaptureInput {
         Ok(CaptureInput { file, name, about })
     }
 
-    /// What the file system says of it.
+    /// The metadata of the file.
     pub(crate) fn about(&self) -> &Metadata {
         &self.about
     }
 
-    /// Reads the first bytes. After a signal the capture ends: a file at once, a pipe as soon as its writer has ended
-    /// too, or a moment later. `before_waiting` is called when there is nothing to read for now.
+    /// Reads the first bytes. After a signal the capture ends: a file at once, a pipe when its writer has ended, too,
+    /// or shortly after. `before_waiting` is called when no input is available.
     pub(crate) fn read(
         self,
         interrupt: Interrupt,
@@ -79,7 +79,7 @@ impl CaptureInput {
     }
 }
 
-/// What errors call a capture.
+/// The name of a capture in errors.
 pub(crate) fn name(path: &Path) -> String {
     if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }
 }
@@ -87,7 +87,7 @@ pub(crate) fn name(path: &Path) -> String {
 /// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// How much of a capture has been read.
+/// The amount of a capture that was read.
 #[derive(Clone)]
 pub(crate) struct Amount {
     taken: Arc<AtomicU64>,
@@ -96,17 +96,17 @@ pub(crate) struct Amount {
 }
 
 impl Amount {
-    /// Bytes read, compressed ones where they are.
+    /// Bytes read; compressed ones if the input is compressed.
     pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Bytes that there are; `None` for a pipe.
+    /// Total bytes; `None` for a pipe.
     pub(crate) fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// Whether a signal ended the capture before its end.
+    /// Whether a signal ended the capture early.
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::Relaxed)
     }
@@ -115,7 +115,7 @@ impl Amount {
 /// The bytes of a file or a pipe.
 struct Source {
     file: File,
-    /// Not a file, so there may be nothing to read for now.
+    /// Whether it may have to wait: it is not a file.
     waits: bool,
     interrupt: Interrupt,
     before_waiting: Box<dyn FnMut() + Send>,
@@ -124,14 +124,14 @@ struct Source {
     amount: Amount,
 }
 
-/// How long a pipe is read after a signal. Ctrl-C ends the writer too, tcpdump for instance, and what it has captured
-/// until then comes now.
+/// How long a pipe is read after a signal. Ctrl-C also ends the writer, for instance tcpdump, which then writes what it
+/// has captured.
 const GRACE: Duration = Duration::from_millis(500);
-/// How long a signal that comes just before a wait may go unnoticed.
+/// The longest time that a signal just before a wait may go unnoticed.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 impl Source {
-    /// Waits until there is something to read. Returns false if a signal ends the capture.
+    /// Waits until input is available. Returns false if a signal ends the capture.
     fn wait(&mut self) -> io::Result<bool> {
         let mut has_told = false;
         loop {
@@ -167,7 +167,7 @@ impl Read for Source {
     }
 }
 
-/// A decoder whose errors say that it is one.
+/// A decoder whose errors mention gzip.
 struct Gzip<R>(MultiGzDecoder<R>);
 
 impl<R: io::BufRead> Read for Gzip<R> {

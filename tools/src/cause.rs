@@ -1,4 +1,5 @@
-//! The cause of failed work: which end refused it, and what this end's queue pairs and counters say of the cause.
+//! The cause of failed work: the end that refused it, and what this end's queue pairs and counters show about the
+//! cause.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::endpoint::Endpoint;
 use crate::failure::Failure;
 
 impl Endpoint {
-    /// A work completion in error.
+    /// The failure for a work completion in error.
     pub(crate) fn failed(&self, wc: &WorkCompletion, work: &str) -> Failure {
         let is_receive = matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
         let mut reason =
@@ -28,7 +29,7 @@ impl Endpoint {
         Failure::Run(reason)
     }
 
-    /// An asynchronous event that ends the work.
+    /// The failure for an asynchronous event that ends the work.
     pub(crate) fn struck(&self, event: &Event) -> Failure {
         let what = match event {
             Event::QpReqErr(_) => "a request of the peer is refused here: invalid, or not allowed".to_owned(),
@@ -42,7 +43,7 @@ impl Endpoint {
         Failure::Run(what + &self.evidence())
     }
 
-    /// What has gone wrong at this end until now, each after a semicolon; nothing if nothing has.
+    /// The errors at this end so far, each after a semicolon; empty without any.
     pub(crate) fn evidence(&self) -> String {
         let mut found: Vec<String> = Vec::new();
         for (_, mismatch) in self.context.mismatches() {
@@ -65,12 +66,12 @@ impl Endpoint {
         found.iter().map(|clause| format!("; {clause}")).collect()
     }
 
-    /// Whether a packet has shown that the peer is set up otherwise.
+    /// Whether a packet has shown that the peer's settings differ.
     pub(crate) fn has_mismatch(&self) -> bool {
         self.context.mismatches().next().is_some()
     }
 
-    /// Fails once a packet has shown that the peer speaks another transport service: nothing will come of it.
+    /// Fails once a packet has shown that the peer uses another transport service: the measurement can't succeed.
     pub(crate) fn check_service(&self) -> Result<(), Failure> {
         if self.context.counters().value(Counter::RxWrongService) == 0 {
             return Ok(());
@@ -82,7 +83,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether the own interface keeps all packets from leaving.
+    /// Whether the own interface prevents all packets from leaving.
     fn own_fault(&self) -> Option<String> {
         let name = &self.context.port().interface;
         let interface = Netlink::open().and_then(|netlink| netlink.interface(name)).ok()?;
@@ -93,10 +94,10 @@ impl Endpoint {
         }
     }
 
-    /// Who can tell more of the way to the peer.
+    /// The command that can examine the path to the peer.
     fn referral(&self) -> String {
         let device = &self.device;
-        // There is no way, and whoever is not there has joined another switch.
+        // A switch in shared memory has no path to examine, and a missing peer has joined another switch.
         if self.switch().is_some() {
             return format!(
                 "; has the peer joined '{device}' too, as this user and in this network namespace?"
@@ -107,26 +108,26 @@ impl Endpoint {
     }
 }
 
-/// What there is of messages whose number both ends have to know.
+/// Received and expected messages, if both ends have to know their number.
 pub(crate) fn of_messages(come: u32, wanted: u32) -> String {
     format!("after {come} of {wanted} messages; are count (-C) and size (-S) the same at both ends?")
 }
 
-/// For an end that waits for messages, and does not know whether the peer still sends.
+/// The time limit of an end that waits for messages and does not know whether the peer still sends.
 pub(crate) struct Patience {
     come: u32,
     since: Nanos,
 }
 
 impl Patience {
-    /// How long nothing may come.
+    /// The longest time without a message.
     const LONGEST: Duration = Duration::from_secs(30);
 
     pub(crate) fn new(end: &mut Endpoint) -> Patience {
         Patience { come: 0, since: end.now() }
     }
 
-    /// Fails when no more than the last time have come for too long. `detail` says of what.
+    /// Fails when the number has not increased for too long. `detail` describes the messages.
     pub(crate) fn check(
         &mut self,
         end: &mut Endpoint,
@@ -141,7 +142,7 @@ impl Patience {
             return Ok(());
         }
         let (seconds, detail, evidence) = (Patience::LONGEST.as_secs(), detail(), end.evidence());
-        // Damaged packets have referred to it.
+        // The evidence for damaged packets refers to it already.
         let referral = if evidence.contains("ferroce doctor") { String::new() } else { end.referral() };
         Err(Failure::run(format!("the peer has sent nothing for {seconds} s, {detail}{evidence}{referral}")))
     }

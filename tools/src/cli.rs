@@ -14,12 +14,12 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// Print only errors and warnings to standard error, no progress; the report is still printed.
-    // `perf` has -q for its queue pairs, as perftest has.
+    // `perf` uses -q for its queue pairs, as perftest does.
     #[arg(short, long, global = true)]
     pub quiet: bool,
 }
 
-/// What holds for every sub-command.
+/// Conventions of all sub-commands.
 const CONVENTIONS: &str = "\
 Results go to standard output; progress, warnings and errors to standard error.
 

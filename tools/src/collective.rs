@@ -2,7 +2,7 @@
 //!
 //! - `launch.rs`: starts ranks of this program, and watches them
 //! - `rank.rs`, `rails.rs`, `signals.rs`: the work of a rank, its devices, its signals
-//! - `pattern.rs`: the operation: from which rank each element comes
+//! - `pattern.rs`: the operation, and the rank that each element comes from
 //! - `values.rs`: the inputs, and the expected outputs
 //! - `report.rs`, `plot.rs`: the results, and a chart
 
@@ -153,13 +153,13 @@ Examples:
   srun -N 2 --ntasks-per-node 8 ferroce collective all_gather -d eth0 --svg busbw.svg
   torchrun --no_python --nnodes 2 --nproc_per_node 8 --master_addr node1 --node_rank 0 ferroce collective broadcast -d eth0";
 
-/// Where ranks of one host meet, if nobody says otherwise.
+/// The device of ranks on one host, without `--device`.
 const SHARED: &str = "udp:127.0.0.1";
 
-/// Runs the ranks, or is one; see [`Args`] for the exit status.
+/// Launches the ranks, or runs as one of them; see [`Args`] for the exit status.
 ///
 /// # Errors
-/// It can't be carried out as it was given, a rank fails, an output can't be written, or somebody interrupts it.
+/// An argument is invalid, a rank fails, an output can't be written, or the command is interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     args.check_arguments()?;
     if let Some(parent) = args.as_rank_of {
@@ -188,7 +188,7 @@ fn no_launcher(error: ferroce_collectives::Error) -> Failure {
 }
 
 impl Args {
-    /// What can't be carried out, whatever the ranks are.
+    /// Checks the arguments that do not depend on the number of ranks.
     fn check_arguments(&self) -> Result<(), Failure> {
         let Args { operation, min, max, algorithm, .. } = self;
         let size = self.data_type.size() as u64;
@@ -198,7 +198,7 @@ impl Args {
                 self.data_type
             )));
         }
-        // What a rank can have, and far more than it has.
+        // Far above the memory that a rank can have.
         const MOST: u64 = 1 << 40;
         if max.0 < min.0 || max.0 > MOST {
             return Err(Failure::usage(format!("--max {max}: must be from --min {min} to {}", Bytes(MOST))));
@@ -221,7 +221,7 @@ impl Args {
         if self.timeout.0.is_zero() {
             return Err(Failure::usage("--timeout 0s: must be the time that ranks need to join, as 60s"));
         }
-        // As nccl-tests has it.
+        // As in nccl-tests.
         let is_type = |device: &&Rails| {
             let name = device.to_string();
             name.parse::<DataType>().is_ok() && !Path::new("/sys/class/net").join(name).exists()
@@ -242,7 +242,7 @@ impl Args {
         }
     }
 
-    /// What can't be carried out by so many ranks.
+    /// Checks the arguments that depend on the number of ranks.
     fn check_ranks(&self, ranks: u32) -> Result<(), Failure> {
         let Args { operation, root, device, .. } = self;
         if self.operation.has_root() && *root >= ranks {
@@ -291,7 +291,7 @@ impl Args {
             options = options.chunk_bytes(chunk);
         }
         if let Some(patience) = self.patience {
-            // It is sent seven times more.
+            // A packet is retransmitted seven times.
             options = options.ack_timeout(patience.0 / 8);
         }
         if let Some(eager) = self.eager {
@@ -304,7 +304,7 @@ impl Args {
         self.timeout.0
     }
 
-    /// A rank that spins keeps its core from the others on it, and one of them is who it waits for.
+    /// A rank that spins does not yield its core to the other ranks on it, and may be waiting for one of them.
     fn idle(&self) -> Idle {
         let local =
             LOCAL_SIZES.iter().find_map(|name| std::env::var(name).ok()?.trim().parse::<usize>().ok());
@@ -319,17 +319,17 @@ impl Args {
         }
     }
 
-    /// Whether there is input and output of their own, and the same memory.
+    /// Whether to run out of place, and in place.
     fn passes(&self) -> [bool; 2] {
         [!self.in_place, !self.out_of_place && self.operation.can_be_in_place()]
     }
 
-    /// Whether there is anything to compare, and it is to be.
+    /// Whether the output is compared: there is something to compare, and `--check` is on.
     fn checks(&self) -> bool {
         self.check && self.operation != Pattern::Barrier
     }
 
-    /// What is not left to the communicator, in words.
+    /// The settings that the communicator does not choose, as text.
     fn forced(&self) -> Vec<String> {
         let algorithm = self.algorithm.map(|algorithm| format!("algorithm {algorithm}"));
         let chunk = self.chunk.map(|bytes| format!("chunks of {bytes} B"));
@@ -341,7 +341,7 @@ impl Args {
     }
 }
 
-/// How many ranks there are on this host, as torchrun, Open MPI and hydra say.
+/// The environment variables with the number of ranks on this host: of torchrun, Open MPI and hydra.
 const LOCAL_SIZES: [&str; 3] = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 
 fn parse_data_type(text: &str) -> Result<DataType, String> {
@@ -359,17 +359,17 @@ fn parse_reduction(text: &str) -> Result<Reduction, String> {
         "min" => Reduction::Min,
         "max" => Reduction::Max,
         "avg" => Reduction::Average,
-        // As nccl-tests calls it. The factor is that of rank 0.
+        // The name in nccl-tests. The factor is that of rank 0.
         "premulsum" | "mulsum" => Reduction::PreMulSum(1.0),
         _ => return Err(format!("'{text}': must be sum, prod, min, max, avg or premulsum")),
     })
 }
 
-/// Below that a rank that loses its core for a time slice is given up.
+/// Below this, a rank that loses its core for one time slice is considered failed.
 const LEAST_PATIENCE: Duration = Duration::from_millis(10);
 
 impl Args {
-    /// The same for a rank.
+    /// The same arguments, for a rank.
     fn to_arguments(&self) -> Vec<String> {
         let Args { operation, min, max, factor, data_type, reduction, root, iterations, warmup, .. } = self;
         let reduction = reduction.to_string();
@@ -415,7 +415,7 @@ impl Args {
     }
 }
 
-/// As the command line has it.
+/// The name on the command line.
 fn name_of(idle: Idle) -> &'static str {
     match idle {
         Idle::Spin => "spin",

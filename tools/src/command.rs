@@ -54,7 +54,7 @@ impl Command {
         }
     }
 
-    /// Carries it out. Returns its exit status.
+    /// Runs it. Returns its exit status.
     ///
     /// # Errors
     /// As the `run` of its module.

@@ -1,4 +1,4 @@
-//! The options of congestion control, for all commands that move data.
+//! The options of congestion control, for all commands that send data.
 
 use std::str::FromStr;
 
@@ -25,7 +25,7 @@ pub(crate) struct CongestionArgs {
 }
 
 impl CongestionArgs {
-    /// The configuration of a context on `device` that these options ask for.
+    /// The configuration of a context on `device` with these options.
     pub(crate) fn config(&self, device: &Device) -> Result<Config, Failure> {
         let line_rate = self.line_rate.map(Gigabits::bits);
         let is_on = self.congestion != CongestionControl::Off;
@@ -47,12 +47,12 @@ impl CongestionArgs {
         Ok(Config::default().congestion(self.congestion).notification(notification).line_rate(line_rate))
     }
 
-    /// What `--dscp` asks for.
+    /// The traffic class of `--dscp`.
     pub(crate) fn traffic_class(&self) -> Option<u8> {
         self.dscp.map(|dscp| dscp << 2)
     }
 
-    /// The options again, for a command that this one starts.
+    /// The options as arguments for a command that this one starts.
     pub(crate) fn to_arguments(&self) -> Vec<String> {
         let mut arguments = vec![format!("--congestion={}", self.congestion)];
         arguments.extend(self.line_rate.map(|rate| format!("--line-rate={}", rate.bits() as f64 / 1e9)));
@@ -61,7 +61,7 @@ impl CongestionArgs {
     }
 }
 
-/// A rate in bit/s, that is given in Gb/s.
+/// A rate in bit/s, given in Gb/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Gigabits(u64);
 
@@ -83,15 +83,15 @@ impl FromStr for Gigabits {
     }
 }
 
-/// What came of congestion control at this end.
+/// The results of congestion control at this end.
 #[derive(Debug, Serialize)]
 pub(crate) struct CongestionReport {
     control: String,
-    /// Packets received that a switch has marked.
+    /// Received packets with Congestion Experienced.
     marked_packets: u64,
     /// Congestion notification packets that this end has sent.
     cnps_sent: u64,
-    /// Those that it has obeyed, and those that it has ignored.
+    /// Handled CNPs, and ignored ones.
     cnps_handled: u64,
     cnps_ignored: u64,
 }
@@ -108,7 +108,7 @@ impl CongestionReport {
         }
     }
 
-    /// Whether there is something to tell.
+    /// Whether there is something to report.
     pub(crate) fn is_of_interest(&self) -> bool {
         self.control != "off"
             || self.marked_packets + self.cnps_sent + self.cnps_handled + self.cnps_ignored > 0

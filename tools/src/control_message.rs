@@ -9,10 +9,10 @@ use crate::failure::{legible, quote};
 pub const LENGTH: usize = 4;
 const MAX_LENGTH: u32 = 64 << 10;
 
-/// How many bytes of JSON are behind this length.
+/// The number of JSON bytes after this length prefix.
 ///
 /// # Errors
-/// There are none, or too many.
+/// The length is 0 or too large.
 pub fn length(prefix: [u8; LENGTH]) -> Result<usize, String> {
     match u32::from_be_bytes(prefix) {
         length @ 1..=MAX_LENGTH => Ok(length as usize),
@@ -20,10 +20,10 @@ pub fn length(prefix: [u8; LENGTH]) -> Result<usize, String> {
     }
 }
 
-/// The bytes of a message, with its length.
+/// The bytes of a message, with its length prefix.
 ///
 /// # Errors
-/// It is too long.
+/// The message is too long.
 pub(crate) fn to_bytes(message: &impl Serialize) -> Result<Vec<u8>, String> {
     let body = serde_json::to_vec(message).map_err(|error| format!("control message: {error}"))?;
     let prefix = (body.len() as u32).to_be_bytes();
@@ -31,10 +31,10 @@ pub(crate) fn to_bytes(message: &impl Serialize) -> Result<Vec<u8>, String> {
     Ok([&prefix[..], &body].concat())
 }
 
-/// Reads what is behind the length.
+/// Parses the bytes after the length prefix.
 ///
 /// # Errors
-/// It is no such message; its bytes are shown escaped.
+/// It is not such a message; the error has its bytes, escaped.
 pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, String> {
     serde_json::from_slice(body)
         .map_err(|error| format!("control message {}: {}", quote(body), legible(&error.to_string())))

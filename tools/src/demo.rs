@@ -1,8 +1,7 @@
-//! `ferroce demo`: ranks all-reduce the parameter tensors of ResNet-50, packet by packet in RoCEv2, and check every
-//! element.
+//! `ferroce demo`: ranks all-reduce the parameter tensors of ResNet-50 with RoCEv2 packets, and check every element.
 //!
-//! The ranks are processes of this program in network namespaces (`netns.rs`), or with UDP sockets on addresses of the
-//! loopback interface, or on one card; or they are threads over a loopback switch.
+//! The ranks are processes of this program: in network namespaces (`netns.rs`), with UDP sockets on addresses of the
+//! loopback interface, or on one RNIC. Or they are threads over a loopback switch.
 //!
 //! - `supervisor.rs`: starts the ranks, reads what they report, ends them
 //! - `rank.rs`: the work of a rank
@@ -12,8 +11,8 @@
 //! - `stoppable.rs`: a driver that can be stopped
 //! - `report.rs`: the results
 //!
-//! All ranks begin a tensor together, after a barrier. Without it, a rank that was early began the next tensor (or the
-//! check) on the core of a rank that was late, and small tensors after large ones took milliseconds.
+//! All ranks begin a tensor together, after a barrier. Without it, an early rank began the next tensor (or the check)
+//! on the core of a late rank, and small tensors after large ones took milliseconds.
 //!
 //! Rank 0 measures the state of the machine before and after a round, each time between two barriers. All ranks vote on
 //! whether a slow round is repeated.
@@ -123,7 +122,7 @@ enum Joint {
     AfXdp,
     Udp,
     Loopback,
-    /// A port of a card, which all ranks share.
+    /// A port of an RNIC, which all ranks share.
     Rnic(DeviceSpec),
 }
 
@@ -146,17 +145,17 @@ impl FromStr for Joint {
 /// Runs the ranks and prints the report; see [`Args`] for the exit status.
 ///
 /// # Errors
-/// A rank can't be started or fails, the report can't be written, or somebody interrupts it.
+/// A rank can't be started or fails, the report can't be written, or the demo is interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     if let Some(device) = &args.as_rank {
         return Ok(rank::main(&args.plan(), device, args.tcp_address, args.pcap.as_deref()));
     }
     args.json.check_beside(args.pcap.as_deref())?;
-    // Before a rank finds it out.
+    // Fails here, before a rank does.
     args.memory.open()?;
     let result = interruption().and_then(|interrupted| {
         let result = demo(&args, &interrupted);
-        // What fails because of the signal is not what the user wants to read.
+        // A failure that the signal caused is not reported.
         if interrupted.load(Ordering::Relaxed) {
             info!("the ranks were ended, and their network was removed");
             return Err(Error::Interrupted);
@@ -172,7 +171,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    /// The driver can't be had here; another one may.
+    /// The driver is unavailable; another one may be available.
     #[error("{driver} can't be used: {reason}")]
     Unavailable { driver: &'static str, reason: String },
     #[error("the in-process switch: {0}")]
@@ -198,16 +197,16 @@ impl From<Error> for Failure {
     }
 }
 
-/// How long the ranks may say nothing. A round over loopback on one slow core takes a tenth of it.
+/// The longest time without any event of the ranks. A round over loopback on one slow core takes a tenth of it.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// How long the user hears nothing.
+/// The longest time without output for the user.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How fast an interruption is noticed.
+/// How often an interruption is checked for.
 const TICK: Duration = Duration::from_millis(50);
 const AF_XDP: &str = "AF_XDP";
 const UDP: &str = "udp";
 const IBVERBS: &str = "ibverbs";
-/// The rendezvous of the ranks, as torchrun's default; rank 0 has its namespace for itself.
+/// The rendezvous port of the ranks, as torchrun's default. Rank 0 has a namespace of its own.
 const MASTER_PORT: u16 = 29500;
 
 impl Args {
@@ -226,14 +225,14 @@ impl Args {
         }
     }
 
-    /// The interfaces' MTU.
+    /// The MTU of the interfaces.
     fn mtu(&self) -> u32 {
         self.path_mtu.required_l3_mtu(false).max(1500)
     }
 }
 
-/// What a rank does while it waits for others. A rank that spins keeps its core from the others on it, and one of them is who it
-/// waits for: of 4 ranks on 2 cores, small tensors took 1.7 times as long with the spins of the default.
+/// The idle strategy of a rank. A rank that spins does not yield its core to the other ranks on it, and may be waiting
+/// for one of them: with 4 ranks on 2 cores, small tensors took 1.7 times as long with the default's spins.
 fn idle(ranks: usize, cores: usize) -> Idle {
     match Idle::default() {
         Idle::Adaptive { yields, .. } if ranks > cores => Idle::Adaptive { spins: 0, yields },
@@ -241,7 +240,7 @@ fn idle(ranks: usize, cores: usize) -> Idle {
     }
 }
 
-/// Set by the signals that ask a program to end, from now on.
+/// A flag that signals to end the program set from now on.
 fn interruption() -> Result<Arc<AtomicBool>, Error> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -267,7 +266,7 @@ fn over(joint: &Joint, args: &Args, interrupted: &AtomicBool) -> Result<DemoRepo
     }
 }
 
-/// Says why a driver can't be had, and takes the next one.
+/// Tries the drivers in turn, and says why one is unavailable.
 fn over_the_first_available(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     let mut why = "the driver with the lowest latency without an RNIC".to_owned();
     for (joint, instead) in [(Joint::AfXdp, "processes, over udp"), (Joint::Udp, "threads, over loopback")] {
@@ -288,7 +287,7 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Erro
     check_rights()?;
     let lab =
         Lab::new("demo", args.ranks, args.mtu()).map_err(|error| unavailable(AF_XDP, error.to_string()))?;
-    // Declared after the namespaces, so they go before them.
+    // Declared after the namespaces, so the ranks are dropped first.
     let mut ranks = Supervisor::new();
     let program = own_program()?;
     for rank in 0..args.ranks {
@@ -307,7 +306,7 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Erro
     supervise(&args.plan(), AF_XDP, &mut ranks, interrupted)
 }
 
-/// Ranks as processes on the loopback interface, each with an address of its own there.
+/// Ranks as processes on the loopback interface, each with its own address there.
 fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     if args.pcap.is_some() {
         let reason = "a UDP socket does not report the IPv4 identification, so its capture would be wrong";
@@ -323,7 +322,7 @@ fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> 
     supervise(&args.plan(), UDP, &mut ranks, interrupted)
 }
 
-/// Ranks as processes that share a port of a card. Its memory can't be lent to TCP, so nothing is compared.
+/// Ranks as processes that share a port of an RNIC. TCP can't use its memory, so nothing is compared.
 fn over_card(args: &Args, card: &DeviceSpec, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     let mut ranks = Supervisor::new();
     let program = own_program()?;
@@ -334,21 +333,21 @@ fn over_card(args: &Args, card: &DeviceSpec, interrupted: &AtomicBool) -> Result
     supervise(&args.plan(), IBVERBS, &mut ranks, interrupted)
 }
 
-/// The address of a rank on the loopback interface, which has all that start with 127; not one that
-/// others are likely to use.
+/// The address of a rank on the loopback interface, which has all addresses that start with 127. It is one that other
+/// programs are unlikely to use.
 fn host_address(rank: u32) -> IpAddr {
     Ipv4Addr::new(127, 77, 0, rank as u8 + 1).into()
 }
 
-/// Where a rank finds the others.
+/// The addresses of a rank.
 struct Addresses {
-    /// Rank 0's, where the rendezvous is.
+    /// Rank 0's address, for the rendezvous.
     master: IpAddr,
-    /// The rank's own for the TCP baseline, if there is one.
+    /// The rank's own address for the TCP baseline, if there is one.
     tcp: Option<IpAddr>,
 }
 
-/// Starts a rank by a command that runs this program.
+/// Starts a rank with a command that runs this program.
 fn start_rank(
     args: &Args,
     ranks: &mut Supervisor,
@@ -375,7 +374,7 @@ fn start_rank(
     command.env("RANK", rank.to_string()).env("WORLD_SIZE", args.ranks.to_string());
     command.env("MASTER_ADDR", master.to_string()).env("MASTER_PORT", MASTER_PORT.to_string());
     if std::env::var_os("RUST_LOG").is_none() {
-        // The report says which modes the drivers took.
+        // The report already says which modes the drivers chose.
         command.env("RUST_LOG", "warn");
     }
     ranks.start_process(&mut command).map_err(|source| Error::Os { what: "starting a rank", source })
@@ -397,7 +396,7 @@ fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Er
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(rendezvous)?;
     let master = listener.local_addr().map_err(rendezvous)?;
     let mut listener = Some(listener);
-    // All ports are there before a rank looks for its peers.
+    // All ports exist before a rank looks for its peers.
     let ports: Vec<_> =
         (0..args.ranks).map(|rank| switch.port(&[netns::address(Network::Ferroce, rank)])).collect();
     let mut ranks = Supervisor::new();
@@ -405,7 +404,7 @@ fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Er
         let plan = plan.clone();
         let pcap = args.pcap.clone().filter(|_| rank == 0);
         let mut bootstrap = Bootstrap::new(rank, args.ranks, master)?;
-        // Rank 0 is the first, and takes it.
+        // Only rank 0 takes the listener; it is started first.
         if let Some(listener) = listener.take() {
             bootstrap = bootstrap.listener(listener);
         }
@@ -417,7 +416,7 @@ fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Er
     supervise(&plan, "loopback", &mut ranks, interrupted)
 }
 
-/// Whether this process may make namespaces and open AF_XDP sockets.
+/// Checks whether this process may create namespaces and open AF_XDP sockets.
 fn check_rights() -> Result<(), Error> {
     if cfg!(not(feature = "af_xdp")) {
         return Err(unavailable(AF_XDP, "this `ferroce` was built without the feature `af_xdp`".to_owned()));
@@ -431,7 +430,7 @@ fn check_rights() -> Result<(), Error> {
     Err(unavailable(AF_XDP, format!("this process lacks {}; run as root", missing.join(", "))))
 }
 
-/// The capabilities that the demo needs and the process of this /proc/PID/status lacks.
+/// The capabilities that the demo needs and that are missing in this /proc/PID/status.
 fn missing_capabilities(status: &str) -> Vec<&'static str> {
     // Numbers as in linux/capability.h. CAP_SYS_ADMIN is for the namespaces and includes CAP_BPF.
     const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (21, "CAP_SYS_ADMIN")];
@@ -440,7 +439,7 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
     NEEDED.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect()
 }
 
-/// Listens to the ranks until all have finished.
+/// Handles the ranks' events until all ranks have finished.
 fn supervise(
     plan: &RankPlan,
     driver: &'static str,
@@ -476,7 +475,7 @@ fn supervise(
                 note!("a round over {transport} was measured in the slow state of this machine, and is repeated");
                 told = Instant::now();
             }
-            // Of no time, and right, or it would not be repeated.
+            // It does not count; a round with wrong elements is never repeated.
             RankNotice::Event(RankEvent::Round { is_repeated: true, .. }) => {}
             RankNotice::Event(RankEvent::Round {
                 transport, times, elements, wrong, state: ends, ..
@@ -495,7 +494,7 @@ fn supervise(
             RankNotice::Event(RankEvent::Failed { reason }) => {
                 return Err(failed(ranks, rank, format!("failed: {reason}"), log));
             }
-            // It ends when it has finished.
+            // A rank that has finished ends.
             RankNotice::Gone(_) if log.totals.is_some() => {}
             RankNotice::Gone(how) => return Err(failed(ranks, rank, how, log)),
         }
@@ -543,7 +542,7 @@ mod tests {
             missing_capabilities(&status("0000000000000000")),
             ["CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN"]
         );
-        // What a container's root usually has: NET_RAW, neither of the others.
+        // The usual set of a container's root: CAP_NET_RAW, but neither of the others.
         assert_eq!(missing_capabilities(&status("00000000a80425fb")), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]);
     }
 }

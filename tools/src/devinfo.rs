@@ -1,4 +1,4 @@
-//! `ferroce devinfo`: the devices of this machine, and what is missing for the faster modes.
+//! `ferroce devinfo`: the devices of this machine, and the missing requirements of faster modes.
 
 mod card_congestion;
 mod choice;
@@ -46,10 +46,10 @@ pub struct Args {
     json: JsonArg,
 }
 
-/// Prints what there is.
+/// Prints the devices.
 ///
 /// # Errors
-/// The device that is named can't be opened, or the output can't be written.
+/// The named device can't be opened, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let (info, opened) = gather(args.device.as_ref())?;
     if !args.json.write(&info)? {
@@ -61,25 +61,25 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 #[derive(Debug, Serialize)]
 struct DevInfo {
     interfaces: Vec<InterfaceInfo>,
-    /// All without -d, or if -d names an RNIC that there is not; those that the device is, or that are on its interface; null
-    /// where it has neither.
+    /// Without -d, or if -d names an RNIC that does not exist, all. Otherwise the device itself if it is an RNIC, or
+    /// those on its interface; null if there is neither.
     rnics: Option<Rnics>,
     /// Null with -d.
     gpus: Option<Gpus>,
-    /// Whether it is about all interfaces: without -d.
+    /// Whether it describes all interfaces: without -d.
     #[serde(skip)]
     is_of_all: bool,
     /// Null without -d, or if the device can't be opened.
     choice: Option<Choice>,
-    /// What the opened device says; null without -d, or if it can't be opened.
+    /// The properties of the opened device; null without -d, or if it can't be opened.
     device: Option<DeviceInfo>,
-    /// Who has the device, which then can't be opened.
+    /// The user of the device, if it is in use and can't be opened.
     in_use: Option<String>,
-    /// Drivers in this build, as -d names them.
+    /// Drivers in this build, as named for -d.
     drivers: Vec<&'static str>,
-    /// What this process lacks for AF_XDP, wherever it opens a device.
+    /// Missing requirements of AF_XDP that concern this process, for any device.
     missing: Vec<String>,
-    /// What it could do without.
+    /// Optional ones.
     optional: Vec<String>,
 }
 
@@ -92,27 +92,27 @@ struct InterfaceInfo {
     carrier: bool,
     kind: Option<String>,
     rx_queues: u32,
-    /// Bits a second; null where its driver does not tell.
+    /// In bit/s; null if the driver does not report it.
     line_rate: Option<u64>,
     #[serde(flatten)]
     port: PortInfo,
-    /// Bytes; null where the MTU is too small for any.
+    /// In bytes; null if the MTU is too small for any.
     path_mtu_ipv4: Option<u32>,
     path_mtu_ipv6: Option<u32>,
     gids: Vec<GidInfo>,
     xdp_program: Option<String>,
-    /// What keeps this interface from being used.
+    /// Missing requirements for this interface.
     missing: Vec<String>,
-    /// What would make it faster.
+    /// Settings that would make it faster.
     optional: Vec<String>,
 }
 
-/// Null is what its driver does not tell.
+/// Null for what the driver does not report.
 #[derive(Debug, Serialize)]
 struct PortInfo {
     pause: Option<PauseInfo>,
     pfc: Option<PfcInfo>,
-    /// Those of the data of the commands and of CNPs, and those that the port has entries for.
+    /// For the DSCPs of the commands' data, of CNPs, and those with an entry in the port.
     dscp: Option<Vec<DscpClass>>,
 }
 
@@ -127,9 +127,9 @@ struct PauseInfo {
 
 #[derive(Debug, Serialize)]
 struct PfcInfo {
-    /// Traffic classes that can have it.
+    /// The number of traffic classes that support it.
     capability: u8,
-    /// Those where it is on.
+    /// The priorities for which it is on.
     priorities: Vec<PfcPriority>,
 }
 
@@ -153,18 +153,18 @@ struct DeviceInfo {
     driver: &'static str,
     description: String,
     interface: String,
-    /// Where its frames start.
+    /// The layer at which its frames start.
     layer: &'static str,
     mtu: u32,
     max_frame: usize,
     gids: Vec<GidInfo>,
-    /// As a program finds them; it may add more.
+    /// The P_Keys that a program finds; it may add more.
     pkeys: Vec<String>,
     /// Other processes of this user on its addresses.
     shared_with: Vec<Sharer>,
 }
 
-/// Everything that can be told, and whether the device could be opened.
+/// All information, and whether the device could be opened.
 fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>), Failure> {
     let netlink = Netlink::open()?;
     let mut rnics = None;
@@ -194,7 +194,7 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
     let mut in_use = None;
     let (capabilities, opened) = match opened {
         Ok(opened) => (opened.map(|opened| opened.capabilities().clone()), Ok(())),
-        // Whoever only looks has nothing to complain of.
+        // A device in use is no error for a command that only shows it.
         Err(error) if is_taken(&error) => {
             in_use = Some(error.to_string());
             (None, Ok(()))
@@ -237,7 +237,7 @@ fn drivers() -> Vec<&'static str> {
 
 impl InterfaceInfo {
     fn new(interface: &Interface) -> Result<InterfaceInfo, Failure> {
-        // Linux has no IPv6 on an interface that is too small for its least MTU.
+        // Linux has no IPv6 on an interface below IPv6's minimum MTU.
         let carries = |ipv6: bool| !ipv6 || interface.mtu >= IPV6_LEAST_MTU;
         let path_mtu =
             |ipv6| PathMtu::largest_for(interface.mtu, ipv6).filter(|_| carries(ipv6)).map(PathMtu::bytes);
@@ -431,10 +431,10 @@ fn interface_missing(interface: &Interface) -> Vec<String> {
     missing
 }
 
-/// What the largest path MTU needs.
+/// The MTU that the largest path MTU needs.
 fn longer_packets(interface: &Interface) -> Option<String> {
     let name = &interface.name;
-    // That of an interface that nobody uses is nobody's concern.
+    // Only for an interface in use.
     let is_used = interface.up && !interface.addresses.is_empty();
     let is_short = is_used && PathMtu::largest_for(interface.mtu, false) < Some(PathMtu::Mtu4096);
     let [v4, v6] = [false, true].map(|ipv6| PathMtu::Mtu4096.required_l3_mtu(ipv6));
@@ -446,30 +446,30 @@ fn longer_packets(interface: &Interface) -> Option<String> {
     })
 }
 
-/// What it says of what it can't find out.
+/// Shown for unknown values.
 const UNKNOWN: &str = "unknown (the kernel's driver does not report it)";
 
-/// What the kernel grants this process.
+/// The rights of this process.
 #[derive(Clone, Copy, Debug)]
 struct Process {
-    /// The effective capabilities, a bit each.
+    /// The effective capabilities, one bit each.
     capabilities: u64,
-    /// Bytes that may be locked; `None` without limit.
+    /// The limit of locked memory in bytes; `None` if unlimited.
     locked_memory: Option<u64>,
-    /// Whether this kernel has it.
+    /// Whether this kernel supports it.
     af_xdp: bool,
     hugepages: u64,
-    /// Whether its rights are those of a user namespace, such as a rootless container's.
+    /// Whether its rights apply only in a user namespace, such as a rootless container's.
     is_in_user_namespace: bool,
 }
 
-/// Of /proc/self/uid_map where all users are who they are.
+/// The content of /proc/self/uid_map outside a user namespace: every user is mapped to itself.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
-/// Of what the commands send, unless they are told another.
+/// The default DSCP of the commands.
 const DATA_DSCP: u8 = 0;
 /// RFC 8200.
 const IPV6_LEAST_MTU: u32 = 1280;
-/// What an AF_XDP socket of the default size locks, with some room.
+/// The locked memory of an AF_XDP socket of the default size, with a margin.
 const LOCKED_BYTES: u64 = 40 << 20;
 // Bits of linux/capability.h.
 const CAP_NET_ADMIN: u32 = 12;
@@ -505,7 +505,7 @@ impl Process {
     }
 }
 
-/// What AF_XDP needs and this process has not.
+/// The missing requirements of AF_XDP.
 fn missing(process: &Process) -> Vec<String> {
     if cfg!(not(feature = "af_xdp")) {
         return vec![
@@ -520,7 +520,7 @@ fn missing(process: &Process) -> Vec<String> {
         missing.push("a kernel that supports it (CONFIG_XDP_SOCKETS)".to_owned());
     }
     if process.is_in_user_namespace {
-        // Root of the namespace has all capabilities, and yet may not load a BPF program.
+        // Root of the namespace has all capabilities, but may not load a BPF program.
         missing.push(
             "capabilities outside this user namespace (a rootless container, `unshare -U`): run it as root of the host"
                 .to_owned(),
@@ -534,7 +534,7 @@ fn missing(process: &Process) -> Vec<String> {
         let names: Vec<&str> = needed.iter().filter(is_missing).map(|(_, name)| *name).collect();
         if !names.is_empty() {
             let program = std::env::current_exe().map_or("PROGRAM".into(), |path| path.display().to_string());
-            // setcap replaces what a program has, so all are named.
+            // setcap replaces all capabilities of a file, so all are listed.
             missing.push(format!(
                 "{}: run as root, or `setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {program}`",
                 names.join(", ")
@@ -606,21 +606,21 @@ mod tests {
         let all = missing(&nobody);
         let [kernel, rights, memory] = &all[..] else { panic!("{all:?}") };
         assert!(kernel.contains("CONFIG_XDP_SOCKETS"), "{kernel}");
-        // One command, for setcap takes away what it does not name.
+        // One command, since setcap removes those that it does not list.
         assert!(
             rights.starts_with("CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF: run as root, or `setcap "),
             "{rights}"
         );
         assert!(rights.contains("`setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep /"), "{rights}");
         assert!(memory.contains("8192 are allowed: `ulimit -l 40960`"), "{memory}");
-        // CAP_SYS_ADMIN includes CAP_BPF; without a limit there is none to raise.
+        // CAP_SYS_ADMIN includes CAP_BPF; without a limit, there is none to raise.
         let admin = Process { capabilities: 1 << CAP_SYS_ADMIN, locked_memory: None, af_xdp: true, ..nobody };
         let all = missing(&admin);
         assert_eq!(all.len(), 1, "{all:?}");
         assert!(all[0].starts_with("CAP_NET_RAW, CAP_NET_ADMIN: "), "{all:?}");
     }
 
-    /// Its root has all capabilities, and no right to what AF_XDP needs.
+    /// Root of a user namespace has all capabilities, but not the rights that AF_XDP needs.
     #[test]
     #[cfg(feature = "af_xdp")]
     fn root_of_a_user_namespace_is_not_root() {

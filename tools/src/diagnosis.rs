@@ -14,77 +14,77 @@ use crc::{backward, forward};
 /// A likely cause of a wrong ICRC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The bytes are in the wrong order.
+    /// The byte order is wrong.
     ByteOrder,
-    /// It is 0: recorded before the sender's hardware filled it in, most likely.
+    /// The ICRC is 0: most likely the packet was recorded before the sender's hardware filled it in.
     NotFilledIn,
-    /// The pad was left out of it, as rdma_rxe did before December 2019.
+    /// The pad was not covered, as in rdma_rxe before December 2019.
     PadLeftOut,
-    /// It was computed over fields that count as ones, as they are here.
+    /// These fields were covered with their values, instead of as ones.
     Included(Vec<&'static str>),
-    /// The source port was this.
+    /// The source port was changed from this value.
     SourcePort(u16),
-    /// The IPv4 identification was this.
+    /// The IPv4 identification was changed from this value.
     Identification(u16),
-    /// Flags and fragment offset of the IPv4 header were this.
+    /// Flags and fragment offset of the IPv4 header were changed from this value.
     Flags(u16),
-    /// The addresses were these, and so was the source port if there is one.
+    /// The addresses were changed from these, and so was the source port if there is one.
     Addresses { source: Gid, destination: Gid, source_port: Option<u16> },
-    /// All packets of the flow were changed alike in front of the BTH. If it was one IPv4 address,
-    /// then this one.
+    /// All packets of the flow were changed in the same way before the BTH. If it was one IPv4 address, its original
+    /// value.
     Headers { if_source: Option<Gid>, if_destination: Option<Gid> },
-    /// One byte differs, by these bits.
+    /// One byte was changed in these bits.
     Byte { at: usize, part: &'static str, bits: u8 },
-    /// Something in the ICRC itself.
+    /// The ICRC itself was changed.
     Icrc,
-    /// More than that.
+    /// More was changed.
     Corrupted,
 }
 
 /// The answer of [`Diagnosis::explain`].
 pub(crate) struct Explained {
     pub(crate) cause: Cause,
-    /// The packet before of the same flow, held to be corrupted, has this cause too.
+    /// The previous packet of the same flow, reported as corrupted, has this cause, too.
     pub(crate) also_explains_previous: Option<&'static str>,
 }
 
-/// Knows what was seen so far.
+/// Keeps what earlier packets show.
 #[derive(Default)]
 pub(crate) struct Diagnosis {
-    /// Addresses of other packets, and those that the connection manager talks about.
+    /// Addresses of other packets, and those in the connection manager's messages.
     seen: Vec<Gid>,
     /// By source, destination and source port.
     unexplained: HashMap<(Gid, Gid, Option<u16>), Unexplained>,
 }
 
-/// The last packet of a flow that nothing else explained.
+/// The last packet of a flow without another explanation.
 #[derive(Clone, Copy)]
 struct Unexplained {
-    /// How the CRC register was off in front of the BTH.
+    /// The difference of the CRC register before the BTH.
     register: u32,
-    /// Another packet was off in the same way.
+    /// Whether another packet had the same difference.
     confirmed: bool,
 }
 
-/// Flows of which the last packet is kept; a hostile capture has a new one in each packet.
+/// The most flows whose last packet is kept; a hostile capture has a new flow in each packet.
 const MAX_UNEXPLAINED: usize = 1 << 16;
-/// How many addresses are tried.
+/// The most addresses that are tried.
 const MAX_SEEN: usize = 32;
 
 impl Diagnosis {
-    /// Takes note of the addresses of a packet.
+    /// Takes the addresses of a packet.
     pub(crate) fn learn(&mut self, packet: &Packet<'_>) {
         let network = packet.network();
         self.learn_addresses(network.source, network.destination);
     }
 
-    /// Takes note of addresses that packets are known to be sent between.
+    /// Takes two addresses that exchange packets.
     pub(crate) fn learn_addresses(&mut self, source: Gid, destination: Gid) {
         self.add(source);
         self.add(destination);
     }
 
-    /// Takes note of the addresses that a connection is asked for between.
+    /// Takes the addresses of a connection request.
     pub(crate) fn learn_from_cm(&mut self, message: &CmMessage<'_>) {
         let private_data = match message.body {
             CmBody::Req(req) => {
@@ -121,7 +121,7 @@ impl Diagnosis {
             if cause.is_some() {
                 return cause;
             }
-            // A constant difference in front of the BTH is no accident: 1 in 2³² would be.
+            // A constant difference before the BTH is not random: the probability is 1 in 2³².
             let register = case.at(case.bth_start);
             let previous = self.unexplained.get(&key).filter(|previous| previous.register == register);
             let (confirmed, first) = (previous.is_some(), previous.is_some_and(|p| !p.confirmed));
@@ -145,7 +145,7 @@ impl Diagnosis {
 struct Case<'p, 'a> {
     packet: &'p Packet<'a>,
     expected: u32,
-    /// How the ICRC is off.
+    /// The difference between the ICRC and the expected one.
     difference: u32,
     bth_start: usize,
 }
@@ -158,18 +158,18 @@ impl<'p, 'a> Case<'p, 'a> {
         Some(Case { packet, expected, difference: packet.icrc ^ expected, bth_start })
     }
 
-    /// How the CRC register was off at byte `at`, if nothing differs from there on.
+    /// The difference of the CRC register at byte `at`, if no later byte was changed.
     fn at(&self, at: usize) -> u32 {
         backward(self.difference, self.packet.covered().len() - at)
     }
 
-    /// How the ICRC is off if `bytes` at `at` differ so.
+    /// The difference of the ICRC if `bytes` at `at` were changed by these bits.
     fn effect(&self, at: usize, bytes: &[u8]) -> u32 {
         let after = self.packet.covered().len() - at - bytes.len();
         forward(0, bytes.iter().copied().chain(std::iter::repeat_n(0, after)))
     }
 
-    /// ICRCs that were computed wrongly in the first place.
+    /// ICRCs that the sender computed wrongly.
     fn by_the_sender(&self) -> Option<Cause> {
         let (found, pad) = (self.packet.icrc, self.packet.bth.pad());
         if found == self.expected.swap_bytes() {
@@ -186,7 +186,7 @@ impl<'p, 'a> Case<'p, 'a> {
         self.included()
     }
 
-    /// Any set of the fields that should count as ones, and of the ones in front.
+    /// Any set of the fields that count as ones, and of the ones in front.
     fn included(&self) -> Option<Cause> {
         let network_len = self.packet.header.len();
         let mut fields: Vec<(&'static str, usize, usize)> = match self.packet.header {
@@ -205,12 +205,12 @@ impl<'p, 'a> Case<'p, 'a> {
             .map(|(name, at, len)| {
                 let mut difference: Vec<u8> = covered[at..at + len].iter().map(|byte| !byte).collect();
                 if at == 0 {
-                    difference[0] &= 0x0f; // the IP version is what it is
+                    difference[0] &= 0x0f; // the IP version is unchanged
                 }
                 (name, self.effect(at, &difference))
             })
             .collect();
-        // Without the 8 bytes of ones the register starts with ones instead of 0xdebb20e3.
+        // Without the 8 bytes of ones, the register starts with ones instead of 0xdebb20e3.
         let no_prefix = forward(!0xdebb_20e3, std::iter::repeat_n(0, covered.len()));
         effects.push(("no ones in front", no_prefix));
         let chosen = |set: usize| effects.iter().enumerate().filter(move |(i, _)| set >> i & 1 != 0);
@@ -225,7 +225,7 @@ impl<'p, 'a> Case<'p, 'a> {
         ))
     }
 
-    /// One header field of 16 bits that is not what it was.
+    /// One 16-bit header field that was changed.
     fn header_field(&self) -> Option<Cause> {
         let covered = self.packet.covered();
         let original = |at: usize| {
@@ -251,7 +251,7 @@ impl<'p, 'a> Case<'p, 'a> {
         let candidates = || seen.iter().copied().filter(|gid| gid.is_ipv6() != is_v4);
         let after = self.at(network.header.len());
         let residue = |was_source: Gid, was_destination: Gid| {
-            // An IPv4 address is the last 4 bytes of its GID, and what is equal has no effect.
+            // An IPv4 address is the last 4 bytes of its GID; equal addresses have no effect.
             let changed = |a: Gid, b: Gid| {
                 let from = if is_v4 { 12 } else { 0 };
                 (from..16).map(move |i| a.0[i] ^ b.0[i])
@@ -276,7 +276,7 @@ impl<'p, 'a> Case<'p, 'a> {
         })
     }
 
-    /// What one IPv4 address must have been, for either.
+    /// The original value of one IPv4 address, for either one.
     fn headers(&self) -> Cause {
         let network = self.packet.network();
         let was = |at: usize, address: Gid| {
@@ -307,11 +307,11 @@ impl<'p, 'a> Case<'p, 'a> {
         None
     }
 
-    /// A byte of an address changes by rewriting more often than by accident: what the wire
-    /// corrupts, the Ethernet FCS catches.
+    /// A changed byte of an address is more likely rewritten than corrupted: the Ethernet FCS detects corruption on the
+    /// wire.
     fn address_byte(&self, at: usize, bits: u8) -> Option<Cause> {
         let network = self.packet.network();
-        // Where the addresses start, and how many bytes at the end of a GID are on the wire.
+        // The start of the addresses, and the number of bytes of a GID that are on the wire.
         let (start, len) = if network.header == NetworkHeader::Ipv4 { (12, 4) } else { (8, 16) };
         let index = at.checked_sub(start).filter(|index| *index < 2 * len)?;
         let mut addresses = [network.source, network.destination];
@@ -334,7 +334,7 @@ impl<'p, 'a> Case<'p, 'a> {
 }
 
 impl Cause {
-    /// A name that does not change.
+    /// A stable name.
     pub(crate) fn slug(&self) -> &'static str {
         match self {
             Cause::ByteOrder => "byte_order",
@@ -349,7 +349,7 @@ impl Cause {
         }
     }
 
-    /// Whether the headers can still be believed.
+    /// Whether the headers are still credible.
     pub(crate) fn is_systematic(&self) -> bool {
         self.slug() != "corrupted"
     }

@@ -80,7 +80,7 @@ pub struct Args {
     summary: bool,
 }
 
-/// Reads a queue pair number.
+/// Parses a queue pair number.
 pub(crate) fn parse_qpn(text: &str) -> Result<Qpn, String> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),
@@ -98,17 +98,17 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let input = CaptureInput::open(&args.file)?;
     args.json.spare(input.about())?;
     let interrupt = Interrupt::install()?;
-    // 1 is for a wrong ICRC, and this is none.
+    // Status 1 is for a wrong ICRC.
     let opened = args.json.open().map_err(|failure| Failure::usage(failure.to_string()))?;
     let output = SharedOutput(Arc::new(Mutex::new(opened)));
     let pausing = output.clone();
-    // If nobody reads any more, the next packet shows it.
+    // If the reader is gone, the next packet shows it.
     let flush = move || drop(pausing.lock().to.flush());
     let mut summary = Summary::default();
     let result = match input.read(interrupt.clone(), flush) {
         Ok((reader, amount)) => {
             let result = dissect(&args, reader, amount.size().is_some(), &mut summary, &output);
-            // A damaged end is no news where a signal has cut it off.
+            // After a signal, a damaged end is expected.
             if amount.is_cut() && !matches!(result, Err(Error::Output(_))) {
                 return Err(Failure::Interrupted);
             }
@@ -119,9 +119,9 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     };
     match result {
         Ok(()) => {}
-        // Whoever reads the live capture has enough.
+        // The reader of the live capture has closed its pipe.
         Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        // 1 is for a wrong ICRC, and this is none.
+        // Status 1 is for a wrong ICRC.
         Err(Error::Output(error)) => return Err(Failure::usage(format!("{}: {error}", output.lock().name))),
         Err(error) => return Err(Failure::usage(error.to_string())),
     }
@@ -135,10 +135,10 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(u8::from(summary.icrc_bad > 0)))
 }
 
-/// Shows a capture as text and as JSON, to nobody, and returns how many RoCE packets are in it; for a fuzz target.
+/// Formats a capture as text and as JSON, discards both, and returns the number of its RoCE packets; for a fuzz target.
 ///
 /// # Errors
-/// It can't be read to its end.
+/// The capture can't be read to its end.
 pub fn check(capture: &[u8]) -> Result<u64, String> {
     let show = |json| {
         let input = Cursor::new(capture.to_vec());
@@ -152,7 +152,7 @@ pub fn check(capture: &[u8]) -> Result<u64, String> {
     show(JsonArg::default()).and_then(|_| show(JsonArg::to_stdout()))
 }
 
-/// Where the report goes. It is flushed when the input pauses.
+/// The output of the report. It is flushed when the input pauses.
 #[derive(Clone)]
 struct SharedOutput(Arc<Mutex<Output>>);
 
@@ -182,7 +182,7 @@ fn dissect(
     let mut dissector = Dissector::default();
     let mut queue_pairs = QueuePairs::new(&args.qps);
     let (mut unsupported, mut has_reader) = (None, true);
-    // A file that is damaged somewhere is still summed up to there.
+    // A damaged file is still summed up to the damage.
     let end = loop {
         let captured = match reader.next_record() {
             Ok(Some(captured)) => captured,
@@ -215,7 +215,7 @@ fn dissect(
                 continue;
             }
             match write_record(args, &mut output.lock().to, &record) {
-                // The exit status is that of the whole file all the same.
+                // The exit status covers the whole file all the same.
                 Err(error) if is_file && error.kind() == io::ErrorKind::BrokenPipe => has_reader = false,
                 written => written?,
             }
@@ -254,13 +254,13 @@ struct LastLine<'a> {
     summary: &'a Summary,
 }
 
-/// What goes from packet to packet.
+/// The state that is kept between packets.
 #[derive(Default)]
 struct Dissector {
     diagnosis: Diagnosis,
-    /// The packet from its network header on, with zeros for what the capture cut off.
+    /// The packet from its network header on, with zeros for the truncated part.
     whole: Vec<u8>,
-    /// When the first frame was captured.
+    /// The time of the first frame.
     start: Option<u64>,
 }
 
@@ -277,7 +277,7 @@ impl Dissector {
         let mut record = Record::new(number, start, captured, layers, transport);
 
         let present = layers.network.len();
-        // What the recorder cut off.
+        // The bytes that the recorder truncated.
         let cut = (captured.original_len as usize).saturating_sub(captured.captured.len());
         let original = present + cut;
         let whole_len = original.max(transport.length_before_cut(present).unwrap_or(0)).min(LONGEST);
@@ -299,7 +299,7 @@ impl Dissector {
             false => Packet::decode_ip(&whole),
         };
         match decoded {
-            // Until the BTH is there, an opcode would be one that nobody sent.
+            // Without the complete BTH, the opcode is unknown.
             Ok(packet) if record.bth.is_some() => {
                 self.decoded(&mut record, &packet, bth_start, present);
             }
@@ -319,7 +319,7 @@ impl Dissector {
         record
     }
 
-    /// `present` bytes of the packet are real.
+    /// `present` bytes of the packet were captured.
     fn decoded(&mut self, record: &mut Record, packet: &Packet<'_>, bth_start: usize, present: usize) {
         record.extensions = packet.extensions();
         let mut extensions_end = bth_start + Bth::LEN;
@@ -331,7 +331,7 @@ impl Dissector {
         }
         record.payload_len = Some(packet.payload.len());
         let is_cut = packet.covered().len() + ICRC_LEN > present;
-        // Where the recorder cut several packets, nothing says where the second one begins.
+        // If the recorder truncated a frame with several packets, the start of the second one is unknown.
         record.is_joined = is_cut && !fits_a_path_mtu(packet) && is_followed(packet);
         if record.is_joined
             && let PayloadRule::Exactly(len) = packet.opcode.payload()
@@ -382,10 +382,10 @@ impl Dissector {
     }
 }
 
-/// An IPv6 packet of the greatest length.
+/// The greatest length of an IPv6 packet.
 const LONGEST: usize = 40 + 65_535;
 
-/// Whether what seems to be too long a payload may be that of a packet and others behind it.
+/// Whether a payload that is too long may be that of a packet and of further packets after it.
 fn is_followed(packet: &Packet<'_>) -> bool {
     match packet.opcode.payload() {
         PayloadRule::Exactly(len) => {
@@ -401,7 +401,7 @@ fn fits_a_path_mtu(packet: &Packet<'_>) -> bool {
     PathMtu::ALL.into_iter().any(fits)
 }
 
-/// What no path MTU makes right.
+/// A payload that no path MTU allows.
 fn wrong_payload(packet: &Packet<'_>) -> Option<String> {
     let (len, pad) = (packet.payload.len(), packet.bth.pad());
     if !fits_a_path_mtu(packet) {
@@ -411,7 +411,7 @@ fn wrong_payload(packet: &Packet<'_>) -> Option<String> {
     (pad != right).then(|| format!("pad {pad} behind {len} bytes of payload: must be {right}"))
 }
 
-/// The ICRC can be checked without knowing the opcode, as long as the lengths are right.
+/// The ICRC can be checked without knowing the opcode, if the lengths are consistent.
 fn verdict_without_opcode(
     error: ParseError,
     transport: &Transport,

@@ -1,20 +1,19 @@
-//! `ferroce doctor`: what prevents RoCE traffic between two hosts, and what to do about it.
+//! `ferroce doctor`: finds what prevents RoCE traffic between two hosts, and the remedy.
 //!
-//! The doctor has no engine on its port. A probe is a UD packet of known contents to a queue pair number that nobody
-//! uses; the end that receives it compares it with what it was told to expect.
+//! The doctor has no engine on its port. A probe is a UD packet of known contents to an unused queue pair number; the
+//! receiving end compares it with the probe that was announced to it.
 //!
-//! - `local.rs`, `port.rs`: what is known without a packet: interface, GID, route; pause frames, PFC and traffic
-//!   classes
+//! - `local.rs`, `port.rs`: checks without a packet: interface, GID, route; pause frames, PFC and traffic classes
 //! - `probe_port.rs`, `probe.rs`: the port; the probes and how they arrive
 //! - `control.rs`, `message.rs`: the control connection; its messages
 //! - `far.rs`: the far end
-//! - `path.rs`: what the probes of one direction show
-//! - `alone.rs`, `question.rs`, `echo.rs`: a peer that runs no doctor; the request to its connection manager; ICMP echo
-//! - `occupants.rs`, `passive.rs`, `live.rs`, `symptom.rs`: the check while another program has the port
+//! - `path.rs`: the results of the probes of one direction
+//! - `alone.rs`, `question.rs`, `echo.rs`: a peer without a doctor; the request to its connection manager; ICMP echo
+//! - `occupants.rs`, `passive.rs`, `live.rs`, `symptom.rs`: the check while another program uses the port
 //! - `report.rs`: the report
 //!
-//! Probes leave in pairs, with a pause of 2 ms after each pair. Each is sent 31 times. Its payload has its position
-//! among all of them, which distinguishes copies and late packets from the others.
+//! Probes are sent in pairs, with a pause of 2 ms after each pair. Each is sent 31 times. Its payload has its position
+//! in the sequence, which distinguishes copies and late packets from the others.
 //!
 //! One round may not distinguish random loss from loss that depends on size or class. If some copies of a probe are
 //! lost and others are not, all are sent again, up to six times in each direction or for 5 s. A missing probe is
@@ -105,10 +104,10 @@ pub struct Args {
     json: JsonArg,
 }
 
-/// Checks the way to a peer and prints the report, or answers the checks of others; see [`Args`] for the exit status.
+/// Checks the path to a peer and prints the report, or answers the checks of others; see [`Args`] for the exit status.
 ///
 /// # Errors
-/// The check can't be begun, the report can't be written, or somebody interrupts it.
+/// The check can't start, the report can't be written, or the command is interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     match start(&args)? {
         Some(report) => report.print(&args.json),
@@ -116,7 +115,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The far end has nothing to report.
+/// The report; the far end has none.
 fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     let interrupt = Interrupt::install()?;
     let (device, peer) = match (&args.device, &args.peer) {
@@ -147,7 +146,7 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     let opened = match (&place, args.reason_to_be_passive(&occupants)) {
         (Some(_), Some(why)) => Err(why),
         (place, _) => match device.open() {
-            // Somebody was quicker, or the kernel has it.
+            // Another program has just taken the port, or the kernel has it.
             Err(error) if place.is_some() && !args.active && is_taken(&error) => Err(error.to_string()),
             opened => Ok(opened?),
         },
@@ -180,7 +179,7 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
 }
 
 impl Args {
-    /// Why UDP port 4791 is left alone, if it is.
+    /// The reason to leave UDP port 4791 alone, if there is one.
     fn reason_to_be_passive(&self, occupants: &Occupants) -> Option<String> {
         match (self.active, self.passive) {
             (true, _) => None,
@@ -192,7 +191,7 @@ impl Args {
         }
     }
 
-    /// Checks the way with UDP port 4791 of this end; `why` says why.
+    /// Checks the path with UDP port 4791 of this end; `why` is the reason for this mode.
     fn check(
         &self,
         driver: Box<dyn PacketDriver>,
@@ -209,10 +208,10 @@ impl Args {
         let mut checks = vec![gid];
         let Some(source) = source else { return Ok(report(checks)) };
         checks.extend(local::checks(&capabilities, source, to));
-        // Over loopback, packets and control connection have different addresses.
+        // Over loopback, packets and control connection use different addresses.
         let host = if capabilities.driver == "loopback" { "127.0.0.1" } else { peer };
         let connect = || tcp::try_connect(host, tcp_port, interrupt);
-        // A socket's next hop is the kernel's, which looks for it as TCP connects.
+        // For a socket, the kernel resolves the next hop, which it does when TCP connects.
         let connected = port.is_socket().then(connect);
         let next_hop = match connected {
             Some(_) => local::next_hop(&capabilities.interface, to, interrupt)?,
@@ -230,7 +229,7 @@ impl Args {
         let control = connected.map_err(Failure::from);
         match control.and_then(|stream| DoctorControl::new(stream, LIMITS, interrupt)) {
             Ok(mut control) => {
-                // What was found before it ended is worth as much as it was.
+                // The results remain valid if the check ends early.
                 match self.check_with(&mut port, &mut control, source, to, &mut checks, interrupt) {
                     Ok(()) => {}
                     Err(Failure::Interrupted) => return Err(Failure::Interrupted),
@@ -262,7 +261,7 @@ impl Args {
         Ok(report(checks))
     }
 
-    /// With a doctor at either end.
+    /// The check with a doctor at both ends.
     fn check_with(
         &self,
         port: &mut ProbePort,
@@ -292,7 +291,7 @@ impl Args {
         let way = |is_outward, probes: &[Probe], seen: &Arrivals| {
             let (from, to) = if is_outward { (&own, &far) } else { (&far, &own) };
             let wanted = self.mtu.or(PathMtu::largest_for(from.mtu, own.address.is_ipv6()));
-            // Of the far end's packet filter its own kernel knows.
+            // Only the kernel of the far end knows about the packet filter there.
             let is_lost = is_outward && seen.is_nothing();
             let refused = is_lost.then(|| local::refused_here(source, own.to)).flatten();
             Way { from, to, probes, seen, wanted, is_outward, refused }.checks()
@@ -319,31 +318,31 @@ impl Args {
     }
 }
 
-/// A device, as -d names it.
+/// A device, as named for `-d`.
 fn named(capabilities: &Capabilities) -> String {
     match (capabilities.driver, &capabilities.addresses[..]) {
-        // Of an interface it has one address.
+        // The device is named by one address of an interface.
         ("udp", [address]) => format!("udp:{address}"),
         (driver, _) => format!("{driver}:{}", capabilities.interface),
     }
 }
 
 const FAR_END: &str = "far end";
-/// The far end answers when it is through with the check before.
+/// The far end answers after it has finished the previous check.
 const LIMITS: Limits =
     Limits { answer: Duration::from_secs(far::TO_CHECK.whole.as_secs() + 5), whole: Duration::from_secs(60) };
-/// After that no round of probes begins any more: the far end's time for a check is for both ways.
+/// After this time, no round of probes begins: the far end's time limit for a check includes both directions.
 const REPEAT_FOR: Duration = Duration::from_secs(5);
 
-/// Why the other end has sent no probes.
+/// The reason that the other end has sent no probes.
 enum Unsent {
     Refused(String),
-    /// It comes from another address, where what it sends is not heard.
+    /// Its control connection comes from another address, and its packets to this one do not arrive.
     Unheard(String),
 }
 
-/// What is lost in one round by chance arrives in another. Returns what has arrived in up to `most` rounds, as far as
-/// there is time for them.
+/// Repeats the probes, so that random loss in one round does not hide a probe. Returns the arrivals in up to `most`
+/// rounds, within the time limit.
 fn repeat<E>(
     most: u32,
     mut round: impl FnMut() -> Result<Result<Vec<Sighting>, E>, Failure>,
@@ -360,7 +359,7 @@ fn repeat<E>(
     }
 }
 
-/// Two ends of one partition, of which one is a full member.
+/// Both ends must be in the same partition, and one of them must be a full member.
 fn partition_check(own: PKey, far: PKey) -> Check {
     const NAME: &str = "partition";
     if own.admits(far) {
@@ -373,7 +372,7 @@ fn partition_check(own: PKey, far: PKey) -> Check {
     )
 }
 
-/// Sends probes. Returns what has arrived.
+/// Sends probes. Returns the arrivals at the other end.
 fn outward(
     port: &mut ProbePort,
     control: &mut DoctorControl,
@@ -392,7 +391,7 @@ fn outward(
     }
 }
 
-/// Lets the other end send probes. Returns what has arrived, or why nothing was sent.
+/// Lets the other end send probes. Returns the arrivals, or the reason that nothing was sent.
 fn inward(
     port: &mut ProbePort,
     control: &mut DoctorControl,
@@ -422,7 +421,7 @@ fn inward(
     Ok(Ok(lookout.into_seen()))
 }
 
-/// The address of a peer, of an IP version that the device has if there is a choice.
+/// The address of a peer, of an IP version of the device if there is a choice.
 fn address(peer: &str, own: Option<&[IpAddr]>, interrupt: &Interrupt) -> Result<IpAddr, Failure> {
     let name = peer.to_owned();
     let found = host::in_background(interrupt, peer, move || host::find(&name, 0))??;

@@ -6,16 +6,16 @@ use ferroce::CongestionNotification;
 use ferroce::driver::netlink::{Dcb, Selection};
 use serde::Serialize;
 
-/// What a port makes of packets with a DSCP.
+/// The handling of packets with a DSCP by a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct DscpClass {
     pub(crate) dscp: u8,
     pub(crate) priority: u8,
-    /// Null where the driver does not tell, as is what follows.
+    /// Null if the driver does not report it, as are the following fields.
     pub(crate) traffic_class: Option<u8>,
     #[serde(serialize_with = "as_word")]
     pub(crate) selection: Option<Selection>,
-    /// In percent, where the class has a share.
+    /// In percent, if the class has a share.
     share: Option<u8>,
 }
 
@@ -37,7 +37,7 @@ impl DscpClass {
     }
 }
 
-/// That of congestion notification packets, unless a program sets another.
+/// The DSCP of congestion notification packets, unless a program sets another.
 pub(crate) fn cnp_dscp() -> u8 {
     CongestionNotification::default().cnp_dscp
 }

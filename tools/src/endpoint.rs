@@ -1,5 +1,5 @@
-//! One end of a measurement: an open device with its context, driven by the calling thread. All commands open a port
-//! and connect queue pairs by it.
+//! One end of a measurement: an open device with its context, driven by the calling thread. All commands use it to open
+//! a port and connect queue pairs.
 
 use std::io;
 use std::net::SocketAddr;
@@ -49,7 +49,7 @@ pub(crate) struct PortArgs {
     /// Record all frames that this end sends and receives into a pcapng file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// What becomes of that.
+    /// The state of that recording.
     #[arg(skip)]
     recording: Arc<OnceLock<Recording>>,
 }
@@ -60,7 +60,7 @@ impl PortArgs {
         Ok(self.device.open()?)
     }
 
-    /// Fails if `--pcap` has not got all frames. The last are written when the endpoint is dropped.
+    /// Fails if `--pcap` has missed frames. The last ones are written when the endpoint is dropped.
     pub(crate) fn check_recording(&self) -> Result<(), Failure> {
         match self.recording.get().and_then(|recording| recording.failure()) {
             Some(failure) => Err(Failure::run(format!("{failure}; the rest is not recorded"))),
@@ -68,8 +68,8 @@ impl PortArgs {
         }
     }
 
-    /// For the server of a self-test: core and capture are the client's. It is a full member, so that the
-    /// client may be a limited one.
+    /// The options for the server of a self-test: core and capture belong to the client. The server is a full member,
+    /// so the client may be a limited one.
     pub(crate) fn for_server(&self) -> PortArgs {
         let pkey = self.pkey.map(|pkey| PKey(pkey.0 | 0x8000));
         if let Some(pkey) = pkey.filter(|pkey| Some(*pkey) != self.pkey) {
@@ -79,7 +79,7 @@ impl PortArgs {
     }
 }
 
-/// Reads a P_Key.
+/// Parses a P_Key.
 pub(crate) fn parse_pkey(text: &str) -> Result<PKey, String> {
     let number = match text.strip_prefix("0x") {
         Some(hex) => u16::from_str_radix(hex, 16),
@@ -89,7 +89,7 @@ pub(crate) fn parse_pkey(text: &str) -> Result<PKey, String> {
     pkey.ok_or_else(|| "must be a P_Key of 16 bits, as 0x8001, with a partition other than 0 in the low 15".to_owned())
 }
 
-/// Whether a device can't be opened because others have it.
+/// Whether a device can't be opened because it is in use.
 pub(crate) fn is_taken(error: &Error) -> bool {
     matches!(error, Error::Driver(DriverError::PortInUse { .. } | DriverError::QueueBusy { .. }))
 }
@@ -110,7 +110,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// As a signal would.
+    /// As if a signal had arrived.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -119,7 +119,7 @@ impl Interrupt {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Whether a signal has come; the next one is the first again.
+    /// Whether a signal has arrived; the next one counts as the first again.
     pub(crate) fn take(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }
@@ -129,7 +129,7 @@ impl Interrupt {
     }
 }
 
-/// For a command that leaves nothing behind: SIGINT and SIGTERM end the process at once, with this status.
+/// For a command that needs no cleanup: SIGINT and SIGTERM end the process at once, with this status.
 pub(crate) fn end_at_once_on_signals(status: u8) -> Result<(), Failure> {
     let always = Arc::new(AtomicBool::new(true));
     [SIGINT, SIGTERM].into_iter().try_for_each(|signal| end_at_once_while(&always, signal, status))
@@ -148,24 +148,25 @@ pub(crate) struct Endpoint {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) interrupt: Interrupt,
-    /// What `--device` named.
+    /// The device as given with `--device`.
     pub(crate) device: String,
-    /// What it obeys as a sender.
+    /// Its congestion control as a sender.
     pub(crate) congestion: CongestionControl,
-    /// Of what it sends, if it was given.
+    /// The traffic class of its packets, if given.
     traffic_class: Option<u8>,
     /// The other end, once it is known.
     pub(crate) peer: Option<Gid>,
     poller: Poller,
-    /// A completion event has come since the CQ was armed.
+    /// A completion event has arrived since the CQ was armed.
     notified: bool,
-    /// That packets of another partition come has been said.
+    /// Whether packets of another partition have been reported.
     told_pkey: bool,
-    /// Queue pairs of callers that are not connected yet. One that breaks the rules is taken out, and no failure.
+    /// Queue pairs of callers that are not connected yet. One that violates the protocol is removed, which is not a
+    /// failure.
     pub(crate) unproven: Vec<Qp>,
 }
 
-/// How the queue pairs of a connection are set up, at both ends alike.
+/// The attributes of a connected queue pair, the same at both ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     /// The peer's address, and the index of the own one.
@@ -174,13 +175,13 @@ pub(crate) struct Path {
     pub(crate) mtu: PathMtu,
     /// ACK timeout, 4.096 µs · 2^timeout.
     pub(crate) timeout: u8,
-    /// READs and atomics outstanding, each way.
+    /// Outstanding READs and atomics, in each direction.
     pub(crate) rd_atomic: u8,
     /// Both ends have agreed on it.
     pub(crate) selective_repeat: bool,
 }
 
-/// The packet driver of a device, for what looks at frames.
+/// The packet driver of a device, for commands that inspect frames.
 pub(crate) fn packet_driver(device: Device, what: &str) -> Result<Box<dyn PacketDriver>, Failure> {
     device.into_driver().map_err(|rnic| {
         let name = &rnic.capabilities().interface;
@@ -191,12 +192,12 @@ pub(crate) fn packet_driver(device: Device, what: &str) -> Result<Box<dyn Packet
 }
 
 impl Endpoint {
-    /// As the function of the same name says.
+    /// See the function of the same name.
     pub(crate) fn counts_packets(&self) -> bool {
         counts_packets(&self.context)
     }
 
-    /// Sets up a context on `device`, recording if the options say so, and pins the calling thread.
+    /// Creates a context on `device`, with a recording if the options request one, and pins the calling thread.
     pub(crate) fn new(
         device: Device,
         args: &PortArgs,
@@ -239,7 +240,7 @@ impl Endpoint {
         })
     }
 
-    /// One turn of the poll loop.
+    /// One iteration of the poll loop.
     pub(crate) fn poll(&mut self) -> Result<usize, Failure> {
         self.interrupt.check()?;
         let frames = self.poller.poll(&mut self.context)?;
@@ -256,28 +257,27 @@ impl Endpoint {
         Ok(self.context.poll_cq(self.cq)?)
     }
 
-    /// Takes a CQ of another size, while no queue pair uses it.
+    /// Replaces the CQ by one of another size, while no queue pair uses it.
     pub(crate) fn replace_cq(&mut self, capacity: u32) -> Result<(), Failure> {
         let cq = self.context.create_cq(capacity)?;
         self.context.destroy_cq(std::mem::replace(&mut self.cq, cq))?;
         Ok(())
     }
 
-    /// Arms the CQ. Returns whether completions may wait there: those of a notification that came
-    /// meanwhile.
+    /// Arms the CQ. Returns whether completions may be pending: those of a notification that arrived meanwhile.
     pub(crate) fn arm(&mut self) -> Result<bool, Failure> {
         let notified = std::mem::take(&mut self.notified);
         self.context.req_notify_cq(self.cq, Notify::Next)?;
         Ok(notified)
     }
 
-    /// Polls without spinning from now on.
+    /// From now on polls without spinning.
     pub(crate) fn block_when_idle(&mut self) {
         self.poller = Poller::blocking();
     }
 
-    /// The GID to send from: `wanted` if it is given, else the first of the same kind as `peer`,
-    /// else the first over IPv4, else the first.
+    /// The index of the source GID: `wanted` if it is given, else the first one of the peer's IP version, else the
+    /// first IPv4 one, else the first one.
     pub(crate) fn gid_index(&self, wanted: Option<usize>, peer: Option<Gid>) -> Result<usize, Failure> {
         let port = self.context.port();
         let table = &port.gids;
@@ -316,7 +316,7 @@ impl Endpoint {
         })
     }
 
-    /// Fails if full packets of a path MTU are longer than the interface takes, from the GID at `index` or else from any.
+    /// Fails if full packets of a path MTU exceed the interface's MTU, from the GID at `index` or else from any.
     pub(crate) fn check_path_mtu(&self, path_mtu: PathMtu, index: Option<usize>) -> Result<(), Failure> {
         let port = self.context.port();
         let may_send = port.gids.iter().enumerate().filter(|(i, _)| index.is_none_or(|index| index == *i));
@@ -329,7 +329,7 @@ impl Endpoint {
         }
     }
 
-    /// Fails if a datagram from the GID at `index` is longer than a packet.
+    /// Fails if a datagram from the GID at `index` exceeds a packet.
     pub(crate) fn check_datagram(&self, index: usize, size: u32) -> Result<(), Failure> {
         let most = self.largest_path_mtu(index)?.bytes();
         if size <= most {
@@ -339,12 +339,12 @@ impl Endpoint {
         Err(Failure::usage(format!("-s {size}: must be at most {most}, the longest datagram on '{interface}'")))
     }
 
-    /// The address of a peer, with the GID at `index` for the own one.
+    /// The address of a peer, with the GID at `index` as the source.
     pub(crate) fn address(&self, peer: Gid, index: usize) -> AddressVector {
         AddressVector::new(peer, index).traffic_class(self.traffic_class.unwrap_or_default())
     }
 
-    /// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.
+    /// rdma_cm's defaults, except that a peer that does not answer is given up after 9 s instead of 69 s.
     pub(crate) fn connection_parameters(&self) -> ConnectionParameters<'static> {
         ConnectionParameters::default()
             .cm_timeout_at_least(Duration::from_secs(1))
@@ -375,7 +375,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The next event of the connection manager, as long as it may take.
+    /// The next event of the connection manager, without a time limit.
     pub(crate) fn wait_cm_event(&mut self) -> Result<CmEvent, Failure> {
         loop {
             if let Some(event) = self.context.next_cm_event() {
@@ -400,13 +400,13 @@ impl Endpoint {
         }
     }
 
-    /// The switch in shared memory that this end has joined, if it has.
+    /// The shared-memory switch that this end has joined, if any.
     pub(crate) fn switch(&self) -> Option<&str> {
         let capabilities = self.context.capabilities();
         (capabilities.driver == "shm").then_some(&capabilities.interface)
     }
 
-    /// What came in place of what an end waits for.
+    /// The failure for an event other than the expected one.
     pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
         Failure::run(match event {
             CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }
@@ -444,9 +444,9 @@ impl Endpoint {
     fn check_events(&mut self) -> Result<(), Failure> {
         while let Some(event) = self.context.next_event() {
             match event {
-                // Work requests tell why in their completions.
+                // Work requests report the reason in their completions.
                 Event::Completion(_) => self.notified = true,
-                // Anybody can send packets of another partition; they are dropped and counted, and said once.
+                // Anyone can send packets of another partition; they are dropped and counted, and reported once.
                 Event::PkeyViolation { pkey, source, .. } => {
                     if !std::mem::replace(&mut self.told_pkey, true) {
                         let own = self.pkey();
@@ -472,15 +472,15 @@ impl Endpoint {
     }
 }
 
-/// Whether packets are counted here. Those of a card are its own, and what it tells of them is no full account.
+/// Whether packets are counted here. An RNIC counts its own packets, and reports them incompletely.
 pub(crate) fn counts_packets(context: &Context) -> bool {
     context.capabilities().driver != "ibverbs"
 }
 
-/// Puts a new context into a partition.
+/// Sets the P_Key of a new context.
 pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure> {
     if pkey != PKEY_DEFAULT {
-        // Everything is under the first key unless it asks for another.
+        // The first P_Key is the default of all objects.
         context.remove_pkey(0).map_err(|error| match error {
             Error::Unsupported(what) => Failure::usage(format!("--pkey {pkey}: {what}")),
             error => error.into(),
@@ -490,12 +490,12 @@ pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure
     Ok(())
 }
 
-/// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.
+/// Makes a context visible to `ferroce stat`. A failure to do so is ignored.
 pub(crate) fn export(context: &mut Context) {
     if let Err(error) = context.export() {
         warn!("`ferroce stat` will not show this context: {error}");
     }
 }
 
-/// Retries of both kinds; 7 means without end for RNR.
+/// Retries of both kinds; for RNR, 7 means without limit.
 pub(crate) const RETRY_COUNT: u8 = 7;

@@ -1,17 +1,16 @@
-//! `ferroce fabric`: what congestion control, ECN and PFC do in a fabric of switches, with the engine that is on the
-//! wire.
+//! `ferroce fabric`: congestion control, ECN and PFC in a simulated fabric of switches. The hosts run the real engine.
 //!
 //! A `Description` (a scenario, or a TOML file, changed by options) becomes a `Plan`, which is pure data, and a `Plan`
 //! becomes an `Outcome`.
 //!
-//! - `description.rs`, `scenario.rs`, `file.rs`, `options.rs`: the description; where it comes from
+//! - `description.rs`, `scenario.rs`, `file.rs`, `options.rs`: the description and its sources
 //! - `compile.rs`, `expansion.rs`, `traffic.rs`, `sizes.rs`, `chance.rs`: from description to plan; every value is
 //!   checked
 //! - `plan.rs`: the plan
 //! - `world.rs`, `host.rs`, `wakes.rs`, `watch.rs`: a run of the plan
 //! - `outcome.rs`, `measure.rs`, `ways.rs`: the outcome, and the numbers computed from it
 //! - `compare.rs`, `campaign.rs`: comparisons of settings; runs over several cores
-//! - `effect.rs`, `memory.rs`: options that change nothing; what the switches can store
+//! - `effect.rs`, `memory.rs`: options without effect; the buffer memory of the switches
 //! - `report.rs`, `heading.rs`, `json.rs`, `plot.rs`, `capture.rs`: the output
 //! - `wrong.rs`: an invalid value
 //! - `allreduce.rs`, `allreduce/`: collectives in place of flows
@@ -114,11 +113,11 @@ pub struct Args {
     describe: bool,
 }
 
-/// Hosts from which on huge pages are worth it, and the heap of each.
+/// From this number of hosts on, huge pages pay off. The second constant is the heap of each host.
 const LARGE: usize = 256;
 const HEAP_PER_HOST: usize = 512 << 10;
 
-// Paragraphs are one line each, which clap wraps.
+// One line per paragraph; clap wraps them.
 const ABOUT: &str = "\
 Simulates a fabric of switches and shows the effects of congestion control, ECN, PFC and retransmission modes.
 
@@ -154,11 +153,11 @@ Exit status: 0 if every message was completed, or the scenario has no end and ra
 or a message was not completed (the report is printed); 2 if a value is invalid or has no effect; 130 if it was \
 interrupted (the results until then are printed).";
 
-/// Runs it and prints the report.
+/// Runs the command and prints the report.
 ///
 /// # Errors
-/// A value makes no sense, a queue pair fails, a message is not completed, a file can't be written, or somebody interrupts
-/// it.
+/// A value is invalid, a queue pair fails, a message is not completed, a file can't be written, or the command is
+/// interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let bases = args.bases()?;
     let Some(first) = bases.first() else { return Err(Failure::usage("--compare: no setting to run")) };
@@ -190,7 +189,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let (cases, recorded) = campaign.run(&args, &interrupt)?;
     let interrupted = interrupt.check().is_err().then(|| campaign.interrupted(&cases));
     campaign.print(&args, &cases, interrupted)?;
-    // What was run is told even if it could not all be kept.
+    // The report was printed even if a file could not be written.
     recorded?;
     if let Some(path) = &args.svg {
         plot::write(path, &campaign.command, &first.description, &cases)?;
@@ -199,15 +198,15 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     campaign.judge(&cases)
 }
 
-/// Whether a text is a file that [`run`] takes; if not, the line of what is wrong, from 1, and why.
+/// Checks whether a text is a valid file for [`run`]. An error has the line number, from 1, and the reason.
 ///
 /// # Errors
-/// It is not.
+/// The text is invalid.
 pub fn check(text: &str) -> Result<(), (usize, String)> {
     file::parse(text).map(drop)
 }
 
-/// A setting of the comparison.
+/// One setting of the comparison.
 struct Base {
     label: String,
     settings: Settings,
@@ -222,7 +221,7 @@ impl Base {
 }
 
 impl Args {
-    /// What is to be run, with the first seed, once for each setting.
+    /// The runs with the first seed, one for each setting.
     fn bases(&self) -> Result<Vec<Base>, Failure> {
         let of_option = |wrong: Wrong| self.of_option(&wrong);
         let scene = match Scenario::from_str(&self.scenario, false) {
@@ -264,20 +263,20 @@ impl Args {
         file::read(&path)
     }
 
-    /// What an option has made wrong. What no option says is told by its place in a file.
+    /// The error for an invalid value: by option if it was given as one, otherwise by its place in the file.
     fn of_option(&self, wrong: &Wrong) -> Failure {
         let key = wrong.key();
         let is_file = Scenario::from_str(&self.scenario, false).is_err();
         let is_given = self.compare.iter().any(|list| list.contains(&format!("{key}=")))
             || options::given(&self.settings).iter().any(|(name, _)| name == key);
-        // As an option it is the same, where a scenario with a name has made the rest.
+        // A named scenario sets the other values, so an option of this name is the way to correct it.
         match is_given || !is_file && options::is_option(key) {
             true => Failure::usage(format!("--{key} {}: must be {}", legible(&wrong.value), wrong.right)),
             false => Failure::usage(wrong.to_string()),
         }
     }
 
-    /// Whether each output can have a file of its own, before anything is run.
+    /// Checks before any run that each output has a file of its own.
     fn check_outputs(&self) -> Result<(), Failure> {
         for (at, port) in self.pcap.iter().enumerate() {
             if self.pcap[..at].iter().any(|other| other.port() == port.port()) {
@@ -293,13 +292,13 @@ impl Args {
         check_files(&[("the scenario", Path::new(&self.scenario))], svg.chain(pcap).chain(json))
     }
 
-    /// Simulations at a time.
+    /// The number of concurrent simulations.
     fn threads(&self) -> usize {
         let cores = || available_parallelism().map_or(1, |cores| cores.get());
         self.jobs.map_or_else(cores, |jobs| jobs as usize)
     }
 
-    /// The command line for all runs.
+    /// The command line of all runs.
     fn command_of_all(&self, bases: &[Base]) -> String {
         let lists = self.compare.iter().flat_map(|list| ["--compare".to_owned(), list.clone()]);
         let mut rest: Vec<String> = lists.collect();
@@ -310,7 +309,7 @@ impl Args {
         self.command(&self.settings, &rest)
     }
 
-    /// The command line for the runs of these settings.
+    /// The command line of the runs of these settings.
     fn command(&self, settings: &Settings, rest: &[String]) -> String {
         let mut words = vec!["ferroce".to_owned(), "fabric".to_owned(), self.scenario.clone()];
         words.extend(options::arguments(&self.scene));
@@ -320,7 +319,7 @@ impl Args {
     }
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+%@~^".contains(c);
     match word.chars().all(is_plain) && !word.is_empty() && !word.starts_with('~') {
@@ -335,7 +334,7 @@ struct Campaign<'a> {
     seeds: u64,
     plans: Vec<Compiled>,
     groups: Vec<Group>,
-    /// The command that repeats it.
+    /// The command that repeats the campaign.
     command: String,
 }
 
@@ -354,7 +353,7 @@ impl<'a> Campaign<'a> {
         Ok(Campaign { bases, seeds: args.seeds, plans, groups, command })
     }
 
-    /// What came of it, and whether all was recorded that was to be.
+    /// The results, and whether all requested recordings succeeded.
     fn run(&self, args: &Args, interrupt: &Interrupt) -> Result<(Vec<Case>, Result<(), Failure>), Failure> {
         let recordings = Mutex::new(Vec::new());
         let observe = |built: &Built| {
@@ -384,7 +383,7 @@ impl<'a> Campaign<'a> {
         Ok((cases.filter(|case| !case.runs.is_empty()).collect(), recorded))
     }
 
-    /// What somebody who interrupted it has not got.
+    /// The results that are missing after an interruption.
     fn interrupted(&self, cases: &[Case]) -> String {
         if let ([_], [case]) = (self.plans.as_slice(), cases)
             && let Some(run) = case.runs.first()
@@ -448,7 +447,7 @@ impl<'a> Campaign<'a> {
         say!("{}\n\nrepeat it by: {}", report::memory(), self.command)
     }
 
-    /// Whether all that was to be done was done.
+    /// Whether all work was completed.
     fn judge(&self, cases: &[Case]) -> Result<ExitCode, Failure> {
         let complaints: Vec<String> = cases.iter().flat_map(Case::complaints).collect();
         match complaints.as_slice() {

@@ -5,17 +5,17 @@ use std::process::ExitCode;
 
 use ferroce::{driver, is_unprintable};
 
-/// The exit status of a command that a signal ended, as shells have it.
+/// The exit status of a command that a signal ended, as in shells.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Why a command failed; decides its exit status.
+/// The reason that a command failed, which determines its exit status.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// The command can't be carried out as it was given. Exit status 2.
+    /// The arguments are invalid or can't be carried out. Exit status 2.
     #[error("{0}")]
     Usage(String),
-    /// It was begun and did not end well. Exit status 1.
+    /// The command failed. Exit status 1.
     #[error("{0}")]
     Run(String),
     /// SIGINT or SIGTERM. Exit status 130.
@@ -42,7 +42,7 @@ impl Failure {
     }
 }
 
-/// A peer's bytes, for people: escaped, and cut where they are many.
+/// A peer's bytes as text: escaped, and truncated if they are long.
 pub(crate) fn quote(bytes: &[u8]) -> String {
     const MOST: usize = 128;
     match bytes.get(..MOST).filter(|_| bytes.len() > MOST) {
@@ -51,7 +51,7 @@ pub(crate) fn quote(bytes: &[u8]) -> String {
     }
 }
 
-/// A peer's text, for people: without what moves a terminal, and cut where it is long.
+/// A peer's text: without control characters for the terminal, and truncated if it is long.
 pub(crate) fn legible(text: &str) -> String {
     const MOST: usize = 1024;
     let cut = if text.chars().nth(MOST).is_some() { "..." } else { "" };

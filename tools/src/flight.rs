@@ -58,10 +58,10 @@ Examples:
   FERROCE_FLIGHT_DIR=/var/tmp/job torchrun ...      each rank writes a file there if its communicator fails
   ferroce flight /var/tmp/job --svg job.svg         all files there; copy those of other hosts there before";
 
-/// Prints what is found; see [`Args`] for the exit status.
+/// Prints the recordings; see [`Args`] for the exit status.
 ///
 /// # Errors
-/// There is no recording, one that was named can't be read, or the output can't be written.
+/// There is no recording, a named one can't be read, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let json = args.json.file().map(|file| ("--json", file));
     let inputs: Vec<(&str, &Path)> = args.sources.iter().map(|path| ("a recording", &**path)).collect();
@@ -103,7 +103,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 impl Args {
-    /// Why there is nothing to show.
+    /// The reason that there is nothing to show.
     fn nothing(&self, recordings: &[Recording]) -> String {
         let ids: Vec<String> =
             Diagnosis::all(recordings).iter().map(|of| format!("{:016x}", of.communicator)).collect();

@@ -1,4 +1,4 @@
-//! A port that notes which groups are joined and left, for tests of what wraps one.
+//! A port that records the groups that are joined and left, for tests of its wrappers.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use ferroce::driver::{Error, Wrapper};
 
 type Calls = Arc<Mutex<Vec<(&'static str, IpAddr)>>>;
 
-/// Everything but the two calls goes to a loopback port.
+/// Forwards everything except the two calls to a loopback port.
 pub(crate) struct Groups {
     port: Loopback,
     calls: Calls,

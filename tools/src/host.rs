@@ -1,5 +1,5 @@
-//! The peer that a command line names: an address, or a name that the system's resolver knows. Of several addresses,
-//! those of the device's IP version are preferred.
+//! The peer on the command line: an address, or a name that the system's resolver knows. Of several addresses, those of
+//! the device's IP version are preferred.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -11,10 +11,10 @@ use tracing::info;
 use crate::endpoint::{Endpoint, Interrupt};
 use crate::failure::Failure;
 
-/// Between two looks whether a signal has come.
+/// The interval for checking interrupts.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The addresses of a host, those of an IP version that the device has first. Says which there are.
+/// The addresses of a host, those of an IP version of the device first. Logs them.
 pub(crate) fn look_up(end: &Endpoint, host: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
     let name = host.to_owned();
     let mut found = in_background(&end.interrupt, host, move || find(&name, port))??;
@@ -29,7 +29,7 @@ pub(crate) fn look_up(end: &Endpoint, host: &str, port: u16) -> Result<Vec<Socke
 pub(crate) fn reachable(end: &Endpoint, host: &str, port: u16) -> Result<SocketAddr, Failure> {
     let found = look_up(end, host, port)?;
     if let Ok(address) = host.parse() {
-        // Whether the device reaches it is the stack's to say.
+        // The stack decides whether the device reaches it.
         return Ok(SocketAddr::new(address, port));
     }
     let first = found.iter().find(|address| has_version(end, address.ip()));
@@ -53,7 +53,7 @@ pub(crate) fn find(host: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
     if found.is_empty() { Err(wrong("it has no address")) } else { Ok(found) }
 }
 
-/// Does what a signal does not interrupt on a thread of its own, which after a signal is left to itself.
+/// Runs work that a signal does not interrupt on its own thread, which is abandoned after a signal.
 pub(crate) fn in_background<T: Send + 'static>(
     interrupt: &Interrupt,
     host: &str,
@@ -61,7 +61,7 @@ pub(crate) fn in_background<T: Send + 'static>(
 ) -> Result<T, Failure> {
     let (tell, told) = sync_channel(1);
     thread::spawn(move || {
-        // Nobody listens any more after a signal.
+        // After a signal the receiver is gone.
         let _ = tell.send(work());
     });
     loop {

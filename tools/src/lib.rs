@@ -1,9 +1,9 @@
 //! The `ferroce` command as a library: for its `main`, for tests and fuzz targets, and for further commands that reuse
 //! its parts.
 //!
-//! Each sub-command is a public module with its arguments (`Args`, which [clap](https://docs.rs/clap) reads) and `run`,
-//! which prints the result on standard output and returns the exit status. A failure is a [`Failure`], which has the
-//! exit status too. The parsing of a peer's bytes is separate from sockets, so that the fuzzer reaches it:
+//! Each sub-command is a public module with its arguments (`Args`, which [clap](https://docs.rs/clap) parses) and
+//! `run`, which prints the result on standard output and returns the exit status. A failure is a [`Failure`], which
+//! also has the exit status. The parsing of a peer's bytes is separate from sockets, so that the fuzzer reaches it:
 //! [`control_message`] with [`doctor::message`] and [`perf::message`], [`perf::plan`], [`perf::perftest::message`] and
 //! [`pingpong::destination`]; for collectives it is `collectives/src/rendezvous/frame.rs`.
 //!
@@ -24,9 +24,9 @@
 //!
 //! # Files
 //!
-//! Beside the sub-commands:
+//! Besides the sub-commands:
 //!
-//! - `main.rs`: reads the arguments, sets up the log, and ends the process with the exit status
+//! - `main.rs`: parses the arguments, sets up the log, and ends the process with the exit status
 //! - `cli.rs`, `command.rs`: the command line; the sub-commands by name
 //! - `endpoint.rs`: opens a port and connects queue pairs, for all sub-commands
 //! - `selftest.rs`: both ends of a measurement in one process
@@ -36,7 +36,7 @@
 //! - `host.rs`, `role.rs`: the peer's address; the roles of an rdma_cm program
 //! - `tcp.rs`, `control_message.rs`: TCP connections of the two ends; their framing
 //! - `serving.rs`: a server that serves its clients one by one
-//! - `visitors.rs`, `callers.rs`: who connects to a server by TCP; who connects by the connection manager
+//! - `visitors.rs`, `callers.rs`: TCP clients of a server; clients of its connection manager
 //! - `capture_input.rs`, `diagnosis.rs`: reading captures; the cause of a wrong ICRC
 //! - `congestion.rs`, `memory.rs`, `dscp.rs`: options of congestion control; `--memory`; traffic classes of a port
 //! - `netns.rs`, `process.rs`: network namespaces of ranks; other processes of the host

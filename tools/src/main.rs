@@ -1,4 +1,4 @@
-//! The `ferroce` command: reads the arguments, sets up the log, and ends the process with the exit status. The work is
+//! The `ferroce` command: parses the arguments, sets up the log, and ends the process with the exit status. The work is
 //! done in `ferroce_tools`.
 
 use std::ffi::OsStr;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 const LOG: &str = "RUST_LOG";
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
-/// Logs to standard error what RUST_LOG says.
+/// Logs to standard error, as RUST_LOG says.
 fn start_log(quiet: bool) -> Result<(), Failure> {
     let given = std::env::var_os(LOG).unwrap_or_default();
     let (filter, strange) = if quiet {
@@ -36,7 +36,7 @@ fn start_log(quiet: bool) -> Result<(), Failure> {
     } else {
         read_filter(&given)?
     };
-    // Standard error may be a pipe that nobody reads.
+    // Standard error may be a pipe without a reader.
     let lines = fmt::layer().with_writer(io::stderr).with_ansi(has_color()).log_internal_errors(false);
     tracing_subscriber::registry().with(lines).with(filter).init();
     for word in strange {
@@ -45,8 +45,8 @@ fn start_log(quiet: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the value of RUST_LOG. Returns also the words that select nothing here: this variable is often set for other
-/// programs, so they are no error.
+/// Parses RUST_LOG. Also returns the words that select nothing here: this variable is often set for other programs, so
+/// they are no error.
 fn read_filter(given: &OsStr) -> Result<(Targets, Vec<&str>), Failure> {
     let wrong = |part: &str| {
         Failure::Usage(format!(
@@ -75,14 +75,14 @@ fn read_filter(given: &OsStr) -> Result<(Targets, Vec<&str>), Failure> {
     Ok((filter, strange))
 }
 
-/// Whether standard error takes ANSI escape codes.
+/// Whether standard error supports ANSI escape codes.
 fn has_color() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
     io::stderr().is_terminal() && !is_set("NO_COLOR") && !is_dumb
 }
 
-/// Prints the help that was asked for, or what is wrong with the command line.
+/// Prints the requested help, or the error in the command line.
 fn answer(said: &clap::Error) -> ExitCode {
     let status = ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(2));
     match said.print().and_then(|()| io::stdout().flush()) {
@@ -93,10 +93,10 @@ fn answer(said: &clap::Error) -> ExitCode {
     }
 }
 
-/// Says why a command failed.
+/// Prints the reason that a command failed.
 fn end(command: &str, failure: &Failure) -> ExitCode {
     let space = if command.is_empty() { "" } else { " " };
-    // If that can't be written, the exit status says it alone.
+    // If that can't be written, only the exit status reports it.
     let _ = writeln!(io::stderr(), "ferroce{space}{command}: {failure}");
     failure.exit_code()
 }
@@ -114,7 +114,7 @@ mod tests {
             (&["ferroce", "-q", "stat"][..], true),
             (&["ferroce", "stat", "-q"], true),
             (&["ferroce", "stat"], false),
-            // -q is of queue pairs here.
+            // Here -q is the number of queue pairs.
             (&["ferroce", "perf", "write", "bw", "-d", "loopback", "-q", "2"], false),
             (&["ferroce", "perf", "write", "bw", "-d", "loopback", "--quiet"], true),
         ] {

@@ -13,18 +13,18 @@ use crate::failure::{Failure, legible};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) enum MemorySpec {
-    /// The host's.
+    /// Host memory.
     #[default]
     Host,
-    /// A GPU's.
+    /// GPU memory.
     Gpu(GpuSpec),
 }
 
 impl MemorySpec {
-    /// The GPU, if it is one's.
+    /// The GPU, if it is GPU memory.
     ///
     /// # Errors
-    /// It can't be opened.
+    /// The GPU can't be opened.
     pub(crate) fn open(self) -> Result<Option<Arc<dyn Device>>, Failure> {
         match self {
             MemorySpec::Host => Ok(None),
@@ -32,7 +32,7 @@ impl MemorySpec {
         }
     }
 
-    /// What reduces there, for people.
+    /// A description of what reduces in this memory.
     pub(crate) fn reduces_by(self) -> String {
         match self {
             MemorySpec::Host => ferroce_driver::reduction::processor().to_owned(),
@@ -43,7 +43,7 @@ impl MemorySpec {
         }
     }
 
-    /// Whether it is the host's.
+    /// Whether it is host memory.
     pub(crate) fn is_host(self) -> bool {
         self == MemorySpec::Host
     }

@@ -1,4 +1,4 @@
-//! Network namespaces for ranks on one machine, joined by a bridge.
+//! Network namespaces for ranks on one machine, connected by a bridge.
 
 use std::fs;
 use std::io;
@@ -9,30 +9,30 @@ use std::process::{Command, Output, Stdio};
 
 use tracing::{info, warn};
 
-/// The interface in each namespace that ferroce has.
+/// The interface that ferroce uses in each namespace.
 pub(crate) const INTERFACE: &str = "veth0";
-/// The networks that join the namespaces: the interface in each, and the bridge of its peers. An XDP program on an interface
-/// takes segmentation offload from the kernel's TCP there, so TCP has a network of its own.
+/// The networks between the namespaces: the interface in each, and the bridge of its peers. An XDP program on an
+/// interface disables segmentation offload for the kernel's TCP there, so TCP has its own network.
 const NETWORKS: [(&str, &str, Network); 2] =
     [(INTERFACE, "br0", Network::Ferroce), ("veth1", "br1", Network::Tcp)];
 
 /// One of the two networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
-    /// With the interfaces that ferroce has.
+    /// The network of the interfaces that ferroce uses.
     Ferroce = 0,
-    /// The kernel's alone.
+    /// The network of the kernel's TCP.
     Tcp = 1,
 }
 
-/// A namespace for each rank with an interface in each network, and one more namespace with the bridges that join
-/// them, so that nothing shows in the caller's own. They are removed on drop.
+/// A namespace for each rank with an interface in each network, and one more namespace with the bridges, so that
+/// nothing is visible in the caller's own. They are removed on drop.
 #[derive(Debug)]
 pub(crate) struct Lab {
     namespaces: Vec<String>,
 }
 
-/// Why namespaces could not be made.
+/// The reason that namespaces could not be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LabError {
     /// The `ip` command could not be started.
@@ -43,19 +43,19 @@ pub(crate) enum LabError {
     Ip {
         /// Its arguments.
         arguments: String,
-        /// What it said.
+        /// Its error output.
         reason: String,
     },
 }
 
 impl Lab {
-    /// Makes the namespaces `ferroce-<purpose>-<pid>-<rank>` with interfaces of the given MTU, at least
-    /// 1280 bytes (IPv6's least).
+    /// Creates the namespaces `ferroce-<purpose>-<pid>-<rank>` with interfaces of the given MTU, at least 1280 bytes
+    /// (IPv6's minimum).
     ///
-    /// Those that a process of the same purpose left behind when it was killed are removed first.
+    /// Namespaces of a killed process with the same purpose are removed first.
     ///
     /// # Errors
-    /// [`LabError`]; what was made is removed again.
+    /// [`LabError`]; created namespaces are removed again.
     pub(crate) fn new(purpose: &str, ranks: u32, mtu: u32) -> Result<Lab, LabError> {
         remove_abandoned(purpose);
         let prefix = format!("ferroce-{purpose}-{}", std::process::id());
@@ -83,8 +83,8 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A command that runs `program` in the namespace of a rank, as the very process that is
-    /// started (the pid is `program`'s own).
+    /// A command that executes `program` in the namespace of a rank, in the started process itself (the pid is
+    /// `program`'s own).
     pub(crate) fn command(&self, rank: u32, program: &Path) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespaces[rank as usize + 1]]).arg(program);
@@ -113,8 +113,8 @@ pub(crate) fn address(network: Network, rank: u32) -> IpAddr {
     Ipv4Addr::new(10, 77, network as u8, rank as u8 + 1).into()
 }
 
-/// Sets a link up. It has no IPv6 address of its own (the ranks speak IPv4), so no duplicate
-/// address detection nor router solicitation runs on it.
+/// Sets a link up. It gets no IPv6 address of its own (the ranks use IPv4), so no duplicate address detection and no
+/// router solicitation run on it.
 fn up(namespace: &str, interface: &str) -> Result<(), LabError> {
     if Path::new("/proc/sys/net/ipv6").exists() {
         ip(&format!("-n {namespace} link set {interface} addrgenmode none"))?;
@@ -122,7 +122,7 @@ fn up(namespace: &str, interface: &str) -> Result<(), LabError> {
     ip(&format!("-n {namespace} link set {interface} up"))
 }
 
-/// Removes namespaces whose maker is gone without having done so: it was killed.
+/// Removes namespaces whose creator was killed before it could remove them.
 fn remove_abandoned(purpose: &str) {
     let prefix = format!("ferroce-{purpose}-");
     for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
@@ -139,7 +139,7 @@ fn remove_abandoned(purpose: &str) {
 
 fn ip(arguments: &str) -> Result<(), LabError> {
     let mut command = Command::new("ip");
-    // A group of its own: Ctrl-C must not keep it from its work, least of all from cleaning up.
+    // A process group of its own, so that Ctrl-C does not interrupt it, in particular not its cleanup.
     command.args(arguments.split_whitespace()).stdin(Stdio::null()).process_group(0);
     let output = command.output();
     let Output { status, stderr, .. } = output.map_err(LabError::NoIp)?;

@@ -1,9 +1,8 @@
-//! Standard output and standard error, each of which can be a full disk or a closed pipe. This module also has the one
-//! rule of `--json`.
+//! Standard output and standard error, each of which can be a full disk or a closed pipe. This module also implements
+//! `--json`.
 //!
 //! A report that can't be written is a failure. If the reader closes its pipe, the rest is not written, and the exit
-//! status is that of the work. Progress and other messages for people go to standard error; a failure to write them
-//! changes nothing.
+//! status is that of the work. Progress and other messages go to standard error; a failure to write them is ignored.
 
 use std::fmt::Arguments;
 use std::fs::{self, File};
@@ -24,7 +23,7 @@ macro_rules! say {
     ($($what:tt)*) => { $crate::output::line(format_args!($($what)*)) };
 }
 
-/// Writes a line about progress to standard error, unless `--quiet` or RUST_LOG silences it.
+/// Writes a progress line to standard error, unless `--quiet` or RUST_LOG silences it.
 macro_rules! note {
     ($($what:tt)*) => { $crate::output::note_line(format_args!($($what)*)) };
 }
@@ -36,9 +35,9 @@ pub(crate) fn line(text: Arguments<'_>) -> Result<(), Failure> {
     write(format_args!("{text}\n")).map(drop)
 }
 
-/// Writes to standard output. Returns whether somebody still reads it.
+/// Writes to standard output. Returns whether the reader is still there.
 pub(crate) fn write(text: Arguments<'_>) -> Result<bool, Failure> {
-    // So that threads do not mix their lines; the same thread may lock it once more.
+    // Keeps the lines of several threads apart; the same thread may lock it again.
     let _held = io::stdout().lock();
     Output::stdout().write(text)
 }
@@ -57,10 +56,10 @@ pub(crate) fn is_verbose() -> bool {
 
 const STDOUT: &str = "standard output";
 
-/// Where a report goes: standard output or a file. It is written in large pieces: standard output by itself writes line by
-/// line, and a report can have 200,000 lines.
+/// The destination of a report: standard output or a file. It is written in large blocks, since standard output writes
+/// line by line, and a report can have 200,000 lines.
 pub(crate) struct Output {
-    /// What it is called in an error.
+    /// Its name in an error.
     pub(crate) name: String,
     pub(crate) to: BufWriter<Box<dyn Write + Send>>,
 }
@@ -81,7 +80,7 @@ impl Output {
         Ok(Output { name, to: BufWriter::new(Box::new(file)) })
     }
 
-    /// Writes all of it now. Returns whether somebody still reads it.
+    /// Writes all of it now. Returns whether the reader is still there.
     pub(crate) fn write(&mut self, text: Arguments<'_>) -> Result<bool, Failure> {
         match self.to.write_fmt(text).and_then(|()| self.to.flush()) {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
@@ -105,7 +104,7 @@ pub(crate) struct JsonArg {
         value_parser = json_target
     )]
     to: Option<PathBuf>,
-    /// A report is in the file already, behind which the next one goes: a server may have one of each client.
+    /// Whether the file has a report already, which the next one follows: a server may write one for each client.
     #[arg(skip)]
     is_begun: Arc<AtomicBool>,
 }
@@ -119,18 +118,19 @@ impl JsonArg {
         self.to.is_some()
     }
 
-    /// The file that it goes to, if it goes to one.
+    /// The file, if the report goes to one.
     pub(crate) fn file(&self) -> Option<&Path> {
         self.to.as_deref().filter(|path| path.as_os_str() != "-")
     }
 
-    /// Where the report goes, of either kind.
+    /// The destination of a report, text or JSON.
     pub(crate) fn open(&self) -> Result<Output, Failure> {
         let Some(file) = self.file() else { return Ok(Output::stdout()) };
         Output::file(file, self.is_begun.swap(true, Ordering::Relaxed))
     }
 
-    /// Refuses to write the report over the capture that it is about. One that is yet to be recorded is there already.
+    /// Refuses to overwrite the capture that the report is about. A capture that is still to be recorded exists
+    /// already.
     pub(crate) fn spare(&self, capture: &fs::Metadata) -> Result<(), Failure> {
         let is_capture =
             |to: &fs::Metadata| to.is_file() && (to.dev(), to.ino()) == (capture.dev(), capture.ino());
@@ -149,7 +149,7 @@ impl JsonArg {
         check_files(&[], recording.into_iter().chain(self.file().map(|path| ("--json", path))))
     }
 
-    /// Writes the report if it is asked for as JSON. Returns whether it is.
+    /// Writes the report if JSON is requested. Returns whether it is.
     pub(crate) fn write(&self, report: &impl Serialize) -> Result<bool, Failure> {
         if self.is_asked() {
             let text = serde_json::to_string_pretty(report);
@@ -160,13 +160,13 @@ impl JsonArg {
     }
 }
 
-/// Refuses outputs that can't be written, or would be written over an input or another output, before anything is run.
-/// Each has the option that it is given with.
+/// Refuses outputs that can't be written, or that would overwrite an input or another output, before anything is run.
+/// Each is given with its option.
 pub(crate) fn check_files<'a>(
     inputs: &[(&'a str, &'a Path)],
     outputs: impl Iterator<Item = (&'a str, &'a Path)>,
 ) -> Result<(), Failure> {
-    // As far as they are there, by what they are: a link is what it leads to, and a file to be is in its folder.
+    // Existing files are compared by their target: links are followed. A new file is compared by its folder and name.
     let to_be = |path: &Path| Some(folder(path).canonicalize().ok()?.join(path.file_name()?));
     let real =
         |path: &Path| path.canonicalize().ok().or_else(|| to_be(path)).unwrap_or_else(|| path.to_owned());
@@ -174,7 +174,7 @@ pub(crate) fn check_files<'a>(
     for (option, path) in outputs {
         let named = format!("{option} {}", legible(&path.display().to_string()));
         can_be_written(path).map_err(|why| Failure::usage(format!("{named}: {why}")))?;
-        // What is no file, as /dev/null, may be given several times.
+        // A device such as /dev/null may be given several times.
         let is_file = path.is_file() || !path.exists();
         if let Some((other, _)) = taken.iter().find(|(_, other)| is_file && *other == real(path)) {
             return Err(Failure::usage(format!("{named}: must be another file; {other} has this one")));
@@ -200,7 +200,7 @@ fn can_be_written(path: &Path) -> Result<(), String> {
     access(place, Access::WRITE_OK).map_err(|error| format!("'{}': {error}", place.display()))
 }
 
-/// Refuses early what can't become a file, for some reports take hours.
+/// Refuses early what can't become a file, since some reports take hours.
 fn json_target(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match text {
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    /// As a server has one for each client.
+    /// As a server writes one for each client.
     #[test]
     fn reports_follow_each_other_in_a_file() {
         let file = std::env::temp_dir().join(format!("ferroce-reports-{}.json", std::process::id()));

@@ -1,23 +1,23 @@
 //! `ferroce perf`: bandwidth and latency of each operation, in the manner of perftest.
 //!
-//! - `plan.rs`: what is measured; both ends agree on it before the first packet
+//! - `plan.rs`: the parameters of a measurement; both ends agree on them before the first packet
 //! - `client.rs`, `server.rs`: the two ends
 //! - `session.rs`, `session/`: queue pairs, memory and the poll loop, for both ends and both protocols
 //! - `control.rs`, `message.rs`: ferroce's own control protocol
 //! - `perftest.rs`, `perftest/`: the protocol of perftest
-//! - `account.rs`, `report.rs`: what is counted; the report
+//! - `account.rs`, `report.rs`: the counters; the report
 //! - `pattern.rs`: the bytes that are sent and compared
 //! - `compare.rs`: one measurement over two devices
 //!
 //! Both protocols use the same TCP port. The first bytes of a client are a version in perftest and a greeting in
 //! ferroce, so a server recognizes either. A server of perftest waits for 16 bytes before it sends anything, so a
-//! client has to be told (`--perftest`).
+//! client needs the option `--perftest`.
 //!
 //! A client uses the GID of the local address of its TCP connection, if the device has it.
 //!
 //! If the server sends more than it receives (`Plan::pours`), it sends only to the address from which the TCP
 //! connection comes, unless that is a loopback address of this machine or `--any-gid` is given. The GID is only the
-//! client's claim, and whoever knows queue pair number and PSN can send acknowledgements and READs under any source
+//! client's claim, and anyone who knows queue pair number and PSN can send acknowledgements and READs under any source
 //! address.
 //!
 //! `--core` pins the poll loop (core_affinity).
@@ -178,23 +178,23 @@ pub struct Args {
     json: JsonArg,
     /// Print only errors and warnings to standard error, no progress; the report is still printed. (-q is --qp here, as
     /// in perftest.)
-    // In place of the option of all commands, which has -q.
+    // Replaces the option of all commands, since `-q` has another meaning here.
     #[arg(long, global = true)]
     quiet: bool,
 }
 
-/// How long a server waits for a client.
+/// The longest time that a server waits for a client.
 #[derive(Clone, Copy)]
 enum Patience {
     Endless,
     Until(Instant),
 }
 
-/// Measures as a client, or serves one, and prints the report, also of a run that ends early.
+/// Measures as a client, or serves one, and prints the report, also after a run that ended early.
 ///
 /// # Errors
-/// It can't be begun as it was given, an end fails, a byte is wrong or missing, the report or the recording can't be
-/// written, or somebody interrupts it.
+/// The options are invalid, an end fails, a byte is wrong or missing, the report or the recording can't be written, or
+/// the command is interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     args.check()?;
     args.json.check_beside(args.port.pcap.as_deref())?;
@@ -244,7 +244,7 @@ fn start(args: &Args) -> Result<(), Failure> {
     args.serving.run(&interrupt, open, |(mut end, listener)| {
         let client = until_signal(args.await_client(&mut end, &listener, Patience::Endless))?;
         let Some(client) = client else { return Ok(false) };
-        // Others are refused, instead of waiting without a word.
+        // Further clients are refused; otherwise they would wait without a message.
         drop(listener);
         let mut report = None;
         let result = args.serve(end, client, &mut report);
@@ -253,7 +253,7 @@ fn start(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// What can't be carried out, whatever the devices are.
+    /// Checks the options that do not depend on the devices.
     fn check(&self) -> Result<(), Failure> {
         if self.rdma_cm {
             return Err(Failure::usage(
@@ -276,7 +276,7 @@ impl Args {
         if self.perftest {
             self.check_perftest()?;
         }
-        // Before anybody at the other end waits for it.
+        // Fails here, before the other end waits for this one.
         self.memory.open().map(drop)
     }
 
@@ -297,7 +297,7 @@ impl Args {
         }
     }
 
-    /// What is to be measured, and for how long.
+    /// The sizes to measure, and when each ends.
     fn sizes(&self, perftest: bool) -> Vec<(u32, Stop)> {
         let many = self.mode == Mode::Bw && (!perftest || self.operation == Operation::Write);
         let count = self.iters.unwrap_or(if many { 5000 } else { 1000 });
@@ -323,7 +323,7 @@ impl Args {
         vec![(self.size.unwrap_or(size), stop)]
     }
 
-    /// What can't be done together with one of perftest's programs.
+    /// Checks the options that programs of perftest do not support.
     fn check_perftest(&self) -> Result<(), Failure> {
         let counted = self.operation == Operation::Send || self.plan().echoes();
         let refused = [
@@ -346,7 +346,7 @@ impl Args {
     }
 
     fn endpoint(&self, device: Device, port: &PortArgs, interrupt: &Interrupt) -> Result<Endpoint, Failure> {
-        // The session makes a CQ that fits once the plan is known.
+        // The session creates a CQ of the right size once the plan is known.
         let end = Endpoint::new(device, port, 1, interrupt.clone())?;
         if self.gid_index.is_some() {
             end.gid_index(self.gid_index, None)?;
@@ -354,7 +354,7 @@ impl Args {
         Ok(end)
     }
 
-    /// Waits for a client of either kind.
+    /// Waits for a client of ferroce or of perftest.
     fn await_client(
         &self,
         end: &mut Endpoint,
@@ -374,7 +374,7 @@ impl Args {
         Ok(client)
     }
 
-    /// Serves a client to its end, and reports, also of a run that ends early.
+    /// Serves one client, and reports, also after a run that ended early.
     fn serve(
         &self,
         end: Endpoint,
@@ -384,7 +384,7 @@ impl Args {
         let interrupt = end.interrupt.clone();
         let from = stream.peer_addr().or_fail(|| "the client's address".into())?.ip().to_canonical();
         info!(%from, "a client");
-        // What runs here could send by itself.
+        // A program on this machine could send packets itself.
         let home = (!self.any_gid && !from.is_loopback()).then(|| Gid::from(from));
         let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu, home };
         let mut measured = Measured::nothing();
@@ -406,7 +406,7 @@ impl Args {
         result
     }
 
-    /// Measures as a client, and reports, also of a run that ends early.
+    /// Measures as a client, and reports, also after a run that ended early.
     fn measure(
         &self,
         mut end: Endpoint,
@@ -420,7 +420,7 @@ impl Args {
             other => other,
         })?;
         let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
-        // A server sends to the address that it knows from TCP, if that is one of the device's.
+        // The server sends to this end's TCP address if it is one of the device's.
         let own = stream.local_addr().or_fail(|| "the address of this end".into())?.ip().to_canonical();
         let known = end.context.port().gids.iter().position(|row| row.gid == Gid::from(own));
         let wanted = self.gid_index.or(known);
@@ -443,7 +443,7 @@ impl Args {
         result
     }
 
-    /// Prints a report, if there is one, before the failure that ended the run.
+    /// Prints the report, if there is one, before the error that ended the run.
     fn print(&self, report: Option<PerfReport>, result: Result<(), Failure>) -> Result<(), Failure> {
         let printed = report.map_or(Ok(()), |report| report.print(&self.json));
         result.and(printed)
@@ -451,7 +451,7 @@ impl Args {
 
     fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Result<Session<C>, Failure> {
         let interval = match self.duration {
-            // The client here says it.
+            // The client in the same process reports the progress.
             _ if role == Origin::Server && self.port.device == DeviceSpec::Loopback => Duration::MAX,
             Some(_) => progress::EACH_SECOND,
             None => progress::SELDOM,
@@ -460,11 +460,11 @@ impl Args {
     }
 }
 
-/// A client, by its first words.
+/// A client, identified by its first bytes.
 enum FirstWords {
-    /// What it wants to measure.
+    /// The plan of the client.
     Ferroce(Plan),
-    /// One of perftest's programs, and its version.
+    /// A program of perftest, and its version.
     Perftest(Vec<u8>),
 }
 
@@ -483,7 +483,7 @@ impl FirstWords {
     }
 }
 
-/// How much `--all` moves of each size.
+/// The most bytes that `--all` transfers at each size.
 const ALL_SIZES_BYTES: u32 = 256 << 20;
 
 fn seconds(text: &str) -> Result<Duration, String> {

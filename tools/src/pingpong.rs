@@ -89,24 +89,24 @@ impl Args {
         self.size.unwrap_or(if self.service == ServiceArg::Ud { 1024 } else { 4096 })
     }
 
-    /// What stands in front of a message where it arrives: the network header of a datagram.
+    /// Bytes before a received message: the network header of a datagram.
     fn offset(&self) -> u32 {
         if self.service == ServiceArg::Ud { 40 } else { 0 }
     }
 }
 
-/// Plays with a peer, as server or client, and prints what it took.
+/// Exchanges messages with a peer, as server or client, and prints the time.
 ///
 /// # Errors
-/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
-/// interrupts it.
+/// The options are invalid, an end fails, a byte is wrong, the recording can't be written, or the command is
+/// interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     start(&args)?;
     args.port.check_recording()?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads a path MTU.
+/// Parses a path MTU.
 pub(crate) fn path_mtu(text: &str) -> Result<PathMtu, String> {
     let bytes: u32 = text.parse().map_err(|_| format!("'{text}': must be 256, 512, 1024, 2048 or 4096"))?;
     PathMtu::try_from(bytes).map_err(|error| error.to_string())
@@ -140,7 +140,7 @@ fn start(args: &Args) -> Result<(), Failure> {
     };
     args.serving.run(&interrupt, listen, |(mut end, listener)| {
         let Some(client) = until_signal(end.await_client(&listener))? else { return Ok(false) };
-        // Others are refused, instead of waiting without a word.
+        // Further clients are refused; otherwise they would wait without a message.
         drop(listener);
         end.serve(client)?.print(args)?;
         Ok(true)
@@ -149,16 +149,16 @@ fn start(args: &Args) -> Result<(), Failure> {
 
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
-/// With nothing of its own under way, an end only notices a dead peer by its silence.
+/// Without outstanding work, an end can detect a dead peer only by its silence.
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
-/// 67 ms, as ibv_rc_pingpong has it.
+/// 67 ms, as in ibv_rc_pingpong.
 const TIMEOUT: u8 = 14;
-/// Longer than that, so that a peer whose last ACK was lost asks once more in time.
+/// Longer than the timeout, so that a peer whose last ACK was lost can retransmit in time.
 const LINGER: Duration = Duration::from_millis(100);
 const PAGE: usize = 4096;
-/// Of both ends' datagrams, as ibv_ud_pingpong has it.
+/// The Q_Key of both ends' datagrams, as in ibv_ud_pingpong.
 const QKEY: u32 = 0x1111_1111;
-/// What no message holds.
+/// A byte that no message contains.
 const UNTOUCHED: u8 = 0xff;
 
 struct PingPong<'a> {
@@ -166,23 +166,23 @@ struct PingPong<'a> {
     end: Endpoint,
     qp: Qp,
     psn: Psn,
-    /// What is sent, and where messages arrive.
+    /// Memory for sent messages, and for received ones.
     outgoing: Mr,
     incoming: Mr,
-    /// What a right message holds.
+    /// The content of a correct message.
     expected: Vec<u8>,
-    /// Receives that are posted.
+    /// Posted receive WRs.
     receives: u32,
-    /// Where datagrams go.
+    /// The destination of datagrams.
     peer: Option<ferroce::Destination>,
 }
 
-/// What a run took.
+/// The results of a run.
 struct Outcome {
     seconds: f64,
-    /// Exchanges that were completed.
+    /// Completed exchanges.
     iters: u64,
-    /// By a signal, before the last one.
+    /// Whether a signal ended it early.
     interrupted: bool,
 }
 
@@ -278,7 +278,7 @@ impl<'a> PingPong<'a> {
                     mtu: path_mtu,
                     timeout: TIMEOUT,
                     rd_atomic: 1,
-                    // ibv_rc_pingpong's exchange has no word for it.
+                    // ibv_rc_pingpong's exchange has no field for it.
                     selective_repeat: false,
                 };
                 return self.end.connect(qp, &path, sq_psn, (remote.qpn, remote.psn));
@@ -300,7 +300,7 @@ impl<'a> PingPong<'a> {
         let started = Instant::now();
         let iters = self.args.iters;
         let (mut sent, mut received) = (0, 0);
-        // The client sends before it has received.
+        // The client sends first.
         let (mut sending, mut awaiting) = (false, true);
         if first {
             self.post_send()?;
@@ -310,7 +310,7 @@ impl<'a> PingPong<'a> {
         let mut progress = Progress::start(SELDOM, heard);
         while sent < iters || received < iters {
             let next = match self.next_completion() {
-                // What came until then is told.
+                // The results until then are reported.
                 Err(Failure::Interrupted) if received > 0 => {
                     let seconds = started.elapsed().as_secs_f64();
                     return Ok(Outcome { seconds, iters: received, interrupted: true });
@@ -357,7 +357,7 @@ impl<'a> PingPong<'a> {
         Ok(Outcome { seconds, iters, interrupted: false })
     }
 
-    /// The next completion, or `None` after a turn of the poll loop.
+    /// The next completion, or `None` after one iteration of the poll loop.
     fn next_completion(&mut self) -> Result<Option<WorkCompletion>, Failure> {
         if let Some(wc) = self.end.completion()? {
             return Ok(Some(wc));
@@ -408,7 +408,7 @@ impl<'a> PingPong<'a> {
         Ok(())
     }
 
-    /// Goes on acknowledging for a while: the peer's last message is not done before it knows.
+    /// Acknowledges packets for a while: the peer's last message is complete only when it is acknowledged.
     fn linger(&mut self) -> Result<(), Failure> {
         let end = self.end.now() + LINGER;
         while self.end.now() < end {
@@ -429,8 +429,8 @@ impl Outcome {
     }
 }
 
-/// What ibv_rc_pingpong sends: the same byte everywhere; under `-c` a zero at the start of each
-/// page, by which its server knows the message from its own buffer.
+/// The payload of ibv_rc_pingpong: the same byte everywhere; with `-c` a zero at the start of each page, which
+/// distinguishes the message from the server's own buffer.
 fn payload(size: usize, check: bool) -> Vec<u8> {
     let mut bytes = vec![0x7b; size];
     if check {

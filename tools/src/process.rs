@@ -5,7 +5,7 @@ use std::io::Read;
 
 use crate::failure::legible;
 
-/// The command line of a process, cut where it is long; `None` if it has ended, or is hidden.
+/// The command line of a process, truncated if it is long; `None` if the process has ended or is hidden.
 pub(crate) fn command_line(pid: u32) -> Option<String> {
     const MOST: u64 = 160;
     let mut bytes = Vec::new();

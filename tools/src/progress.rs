@@ -6,12 +6,12 @@ use ferroce::Nanos;
 
 use crate::output::note;
 
-/// Who measures for a while says so at least this often.
+/// The interval of progress lines.
 pub(crate) const SELDOM: Duration = Duration::from_secs(5);
-/// For who asked to measure for some seconds.
+/// The interval if the measurement has a duration in seconds.
 pub(crate) const EACH_SECOND: Duration = Duration::from_secs(1);
 
-/// What was told, and when.
+/// The last line and its time.
 pub(crate) struct Progress {
     interval: Duration,
     started: Nanos,
@@ -24,13 +24,13 @@ impl Progress {
         Progress { interval, started: now, told: now, messages: 0 }
     }
 
-    /// Begins anew, with so many messages that do not count.
+    /// Restarts, with a number of messages that do not count.
     pub(crate) fn restart(&mut self, now: Nanos, messages: u64) {
         *self = Progress { messages, ..Progress::start(self.interval, now) };
     }
 
-    /// Says, if it is time, at what rate messages of `size` bytes have come or gone since the last line. `messages` is
-    /// how many there were in all.
+    /// If a line is due, prints the rate of messages of `size` bytes since the last line. `messages` is the total so
+    /// far.
     pub(crate) fn tell(&mut self, now: Nanos, messages: u64, size: u32) {
         let since = now.since(self.told);
         if since < self.interval {

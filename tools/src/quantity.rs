@@ -21,12 +21,12 @@ pub(crate) struct Time(pub(crate) Duration);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rate(pub(crate) u64);
 
-/// A time as reports for programs have it: nanoseconds.
+/// A time in reports for programs: nanoseconds.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What a quantity is counted in: a suffix, and how many it stands for. The first ones are printed.
+/// The units of a quantity: suffix and factor. The first ones are used for printing.
 type Units = &'static [(&'static str, u64)];
 
 const BYTES: Units = &[
@@ -60,7 +60,7 @@ const BITS: Units = &[
     ("Tb/s", 1_000_000_000_000),
 ];
 
-/// How many a text stands for. Parts of one are rounded away.
+/// Parses a text. Fractions of a unit are truncated.
 fn read(text: &str, units: Units) -> Option<u64> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
@@ -73,7 +73,7 @@ fn read(text: &str, units: Units) -> Option<u64> {
     (number < 1e18).then_some(number.round() as u64)
 }
 
-/// What is wrong with a number that has a unit which is none.
+/// A hint for a number with an unknown unit.
 fn hint(text: &str, units: Units) -> String {
     let text = text.trim();
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
@@ -91,7 +91,7 @@ fn hint(text: &str, units: Units) -> String {
     }
 }
 
-/// In the unit that leaves a whole number, or the last one.
+/// In the unit that gives a whole number, or the last one.
 fn write(f: &mut fmt::Formatter<'_>, value: u64, units: Units) -> fmt::Result {
     let fits = |unit: &&(&str, u64)| unit.1 == 1 || value > 0 && value.is_multiple_of(unit.1);
     match units.iter().find(fits) {
@@ -149,14 +149,14 @@ quantity!(
 );
 quantity!(Rate, BITS, "a rate with its unit, as 100G, 25Gb/s or 500M", Rate, |rate: &Rate| rate.0);
 
-/// Reads the length of a message, for clap.
+/// Parses the length of a message, for clap.
 pub(crate) fn length<const LEAST: u32, const MOST: u32>(text: &str) -> Result<u32, String> {
     let bytes: Bytes = text.parse()?;
     let length = u32::try_from(bytes.0).ok().filter(|length| (LEAST..=MOST).contains(length));
     length.ok_or_else(|| format!("{} bytes: must be {LEAST} to {MOST}", bytes.0))
 }
 
-/// Reads how many bytes there are in all, for clap.
+/// Parses a total number of bytes, for clap.
 pub(crate) fn total(text: &str) -> Result<u64, String> {
     match text.parse()? {
         Bytes(0) => Err("must be at least 1 byte".into()),
@@ -164,7 +164,7 @@ pub(crate) fn total(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Takes a text, or a number without a unit.
+/// Deserializes a text, or a number without a unit.
 struct Text(&'static str);
 
 impl Visitor<'_> for Text {

@@ -1,26 +1,26 @@
-//! `ferroce replay`: checks a capture against the rules, and runs the engine in the place of either end.
+//! `ferroce replay`: checks a capture against the rules, and runs the engine in place of either end.
 //!
-//! Reading and understanding a capture:
+//! Reading and interpreting a capture:
 //!
 //! - `capture.rs`, `packet.rs`: the file; a packet with its time
 //! - `pairing.rs`, `given.rs`: the two directions of a connection; `--pair`
-//! - `renewal.rs`: where one connection ends and the next one begins
+//! - `renewal.rs`: the boundary between two connections with the same queue pair numbers
 //! - `conversation.rs`: a connection, its packets with PSNs that do not wrap
-//! - `numbering.rs`: which hosts number their IPv4 packets
-//! - `message.rs`: work requests, put together from packets
-//! - `answers.rs`: answers by PSN
-//! - `coverage.rs`: which packets are judged and played
+//! - `numbering.rs`: the hosts that number their IPv4 packets
+//! - `message.rs`: work requests, reassembled from packets
+//! - `answers.rs`: responses by PSN
+//! - `coverage.rs`: the packets that are judged and played
 //!
 //! Judging:
 //!
 //! - `rule.rs`: the rules
 //! - `judge.rs`, `judge/`: an end of a connection against the rules
 //! - `exchange.rs`: the connection manager
-//! - `congestion.rs`, `congestion/`: rates; `sample.rs` is a packet as far as a rate needs it
+//! - `congestion.rs`, `congestion/`: rates; `sample.rs`: the parts of a packet that a rate needs
 //!
 //! Playing:
 //!
-//! - `place.rs`: which engine takes whose place
+//! - `place.rs`: the assignment of engines to ends
 //! - `play.rs`, `lane.rs`, `lane/`: the engine over a loopback port in virtual time; one of its queue pairs
 //! - `recorded.rs`, `memory.rs`: the attributes and the memory of the recorded end
 //! - `translation.rs`: the engine's queue pair numbers and keys in recorded packets
@@ -28,8 +28,8 @@
 //!
 //! Output: `progress.rs`, `report.rs`.
 //!
-//! A packet that arrived and was lost after the recording point is recognized by what is requested again (a sequence
-//! error NAK, a READ that continues). The engine does not get it either.
+//! A packet that was lost after the recording point is recognized by the request to resend it (a sequence error NAK, a
+//! resumed READ). The engine does not get it either.
 
 mod answers;
 mod capture;
@@ -127,7 +127,7 @@ pub struct Args {
 /// The file can't be read, an option does not fit it, or the report can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let printed = replay(&args).and_then(|mut report| report.print(&args.json).map(|()| report));
-    // 1 is for a rule that is broken, and this is none.
+    // Status 1 is for a broken rule.
     printed.map(|report| report.exit_code()).map_err(|failure| match failure {
         Failure::Interrupted => Failure::Interrupted,
         other => Failure::usage(other.to_string()),
@@ -163,7 +163,7 @@ fn replay(args: &Args) -> Result<ReplayReport, Failure> {
         report.interrupted(format!("read up to frame {}", capture.frames));
     }
     match judge_and_play(args, &capture, &conversations, &mut report, &mut progress) {
-        // What was judged is printed.
+        // The results so far are printed.
         Err(Failure::Interrupted) => {}
         judged => judged?,
     }
@@ -239,7 +239,7 @@ mod tests {
         args: Args,
     }
 
-    /// What was judged before a signal is reported, and what was not is named.
+    /// The report contains the results before a signal, and names what was not judged.
     #[test]
     fn a_signal_ends_the_judging() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../pcap-fixtures/rc_write.pcap");
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(format!("{:?}", report.exit_code()), format!("{:?}", ExitCode::from(130)));
         let report = serde_json::to_value(&report).unwrap();
         assert_eq!(report["interrupted"], "0 of 1 conversations judged, and none played");
-        // It counts once: the next signal ends something else.
+        // The signal is consumed: the next one ends the next phase.
         assert!(interrupt.take() && !interrupt.is_set());
     }
 }

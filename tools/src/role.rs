@@ -15,24 +15,24 @@ pub(crate) trait Role {
     /// Its port.
     fn end(&self) -> &Endpoint;
 
-    /// Waits for a client, and serves it. Returns whether one has come before a signal.
+    /// Waits for a client, and serves it. Returns whether a client arrived before a signal.
     fn serve(&mut self) -> Result<bool, Failure>;
 
-    /// Connects to the server there, and does the client's part.
+    /// Connects to the server, and runs as the client.
     fn call(&mut self, to: SocketAddr) -> Result<(), Failure>;
 }
 
-/// What both roles are told.
+/// The arguments of both roles.
 pub(crate) struct RoleArgs<'a> {
     pub(crate) port: &'a PortArgs,
-    /// The server, by name or address. Without it, this is the server.
+    /// The server, by name or address. Without it, this process is the server.
     pub(crate) host: Option<&'a str>,
     /// Port of the connection manager.
     pub(crate) cm_port: u16,
     pub(crate) serving: &'a ServingArgs,
 }
 
-/// Plays the server without a host, the client with one; both on a device that reaches no other process.
+/// Runs as the server without a host, as the client with one, and as both on a device without other processes.
 pub(crate) fn play<E: Role>(
     args: &RoleArgs<'_>,
     new: impl Fn(&PortArgs, Device, Interrupt) -> Result<E, Failure> + Sync,

@@ -48,11 +48,11 @@ pub struct Args {
     verbose: bool,
 }
 
-/// Plays the server, or the client of one.
+/// Runs as the server, or as a client.
 ///
 /// # Errors
-/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
-/// interrupts it.
+/// The options are invalid, an end fails, a byte is wrong, the recording can't be written, or the command is
+/// interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let Args { port, host, cm_port, serving, .. } = &args;
     let role = RoleArgs { port, host: host.as_deref(), cm_port: *cm_port, serving };
@@ -65,18 +65,18 @@ const SEND: u64 = 2;
 struct Rping<'a> {
     args: &'a Args,
     end: Endpoint,
-    /// Once there is a connection, or is to be one.
+    /// Once there is a connection, or a request for one.
     qp: Option<Qp>,
-    /// Where the peer's advertisements arrive.
+    /// Memory for the peer's advertisements.
     incoming: Mr,
-    /// What goes out, and at the server what was read.
+    /// Memory of sent data, and at the server of data that was read.
     source: Mr,
-    /// What comes back.
+    /// Memory for the data that are returned.
     sink: Mr,
-    /// Completions that nobody has waited for yet.
+    /// Completions that were not waited for yet.
     sent: u32,
     received: u32,
-    /// The connection has ended.
+    /// Whether the connection has ended.
     over: bool,
 }
 
@@ -85,7 +85,7 @@ impl Role for Rping<'_> {
         &self.end
     }
 
-    /// Reads what the client advertises, and writes it to where the client wants it.
+    /// Reads the memory that the client advertises, and writes it to the memory that the client advertises next.
     fn serve(&mut self) -> Result<bool, Failure> {
         let parameters = self.parameters();
         let Rping { args, end, incoming, .. } = self;
@@ -217,7 +217,7 @@ impl<'a> Rping<'a> {
         self.qp.ok_or_else(|| Failure::run("no queue pair is connected yet"))
     }
 
-    /// The peer's next advertisement; `None` when it has ended the connection.
+    /// The peer's next advertisement; `None` when the peer has ended the connection.
     fn wait_advertisement(&mut self) -> Result<Option<Advertisement>, Failure> {
         if !self.complete(RECEIVE)? {
             return Ok(None);
@@ -230,7 +230,7 @@ impl<'a> Rping<'a> {
         Ok(advertisement)
     }
 
-    /// Waits for a completion of that kind. Returns `false` if the peer ends the connection instead.
+    /// Waits for a completion of this kind. Returns `false` if the peer ends the connection instead.
     fn complete(&mut self, wanted: u64) -> Result<bool, Failure> {
         let mut patience = Patience::new(&mut self.end);
         loop {
@@ -270,7 +270,7 @@ impl<'a> Rping<'a> {
     }
 }
 
-/// In INIT, with a receive.
+/// In INIT, with a posted receive WR.
 fn queue_pair(end: &mut Endpoint, incoming: Mr) -> Result<Qp, Failure> {
     let config = QpConfig::rc(end.pd, end.cq).max_send_wr(16).max_recv_wr(2);
     let qp = end.context.create_qp(&config)?;
@@ -284,12 +284,12 @@ fn post_receive(end: &mut Endpoint, qp: Qp, incoming: Mr) -> Result<(), Failure>
     Ok(end.context.post_recv(qp, &ReceiveWorkRequest { wr_id: RECEIVE, sges: &[sge] })?)
 }
 
-/// The peer has ended the connection where it may not.
+/// The error for a connection that the peer has ended too early.
 fn abandoned() -> Failure {
     Failure::run("the peer ended the connection in the middle of a ping")
 }
 
-/// Fails if what has come is no message of rping's.
+/// Fails if the received message is not one of rping's.
 fn check_message(wc: &WorkCompletion) -> Result<(), Failure> {
     let length = wc.byte_len as usize;
     if wc.opcode == WcOpcode::Recv && length == Advertisement::LEN {
@@ -302,7 +302,7 @@ fn check_message(wc: &WorkCompletion) -> Result<(), Failure> {
     )))
 }
 
-/// What rping sends: its number, and letters that move on by one each time; a NUL at the end.
+/// The data of rping: the number of the ping, and letters that advance by one each time; a NUL at the end.
 fn message(ping: u32, size: usize) -> Vec<u8> {
     let mut text = format!("rdma-ping-{ping}: ").into_bytes();
     let letters = (b'A'..=b'z').cycle().skip(ping as usize % 58);

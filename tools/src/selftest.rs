@@ -11,7 +11,7 @@ use tracing::info;
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
-/// The ports of server and client if the device is `loopback`, whose other end can only be here.
+/// The ports of server and client if the device is `loopback`, whose other end must be in this process.
 pub(crate) fn ports(device: &DeviceSpec, host: Option<&str>) -> Result<Option<[Device; 2]>, Failure> {
     match (device, host) {
         (DeviceSpec::Loopback, None) => {
@@ -28,8 +28,8 @@ pub(crate) fn ports(device: &DeviceSpec, host: Option<&str>) -> Result<Option<[D
     }
 }
 
-/// Runs the server on a thread of its own and the client on this one. Where one fails, the other is
-/// interrupted; where a signal came first, that is what ended both.
+/// Runs the server on its own thread and the client on this one. If one fails, the other is interrupted; if a signal
+/// came first, the result is that of an interruption.
 pub(crate) fn run<T>(
     interrupt: &Interrupt,
     server: impl FnOnce() -> Result<(), Failure> + Send,
@@ -55,7 +55,7 @@ pub(crate) fn run<T>(
     }
 }
 
-/// What is said where both ends fail: one of them because of the other, and nobody knows which was the first.
+/// The message if both ends fail: one because of the other, and it is unknown which one was the first.
 fn of_both(server: Failure, client: Failure) -> Failure {
     let (at_server, at_client) = (server.to_string(), client.to_string());
     match (server, client) {

@@ -1,7 +1,7 @@
 //! A server that serves its clients one by one.
 //!
-//! While it serves a client it does not listen, so another client is refused at once. A signal while there is no client
-//! ends the server with exit status 0.
+//! While it serves a client it does not listen, so another client is refused at once. A signal without a client ends
+//! the server with exit status 0.
 
 use std::thread;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 
 /// What every server of one client at a time can be told.
 //
-// A client that comes while another one is served finds no listener, and is refused without waiting.
+// A client that connects while another one is served finds no listener, and is refused at once.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct ServingArgs {
     /// Server: serve clients one after another until SIGINT or SIGTERM, which end it with status 0 if no client is
@@ -23,13 +23,14 @@ pub(crate) struct ServingArgs {
     persistent: bool,
 }
 
-/// After a client that failed, lest a server that can't serve anybody spins.
+/// The pause after a failed client, so that a server that can't serve any client does not spin.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Until a device or a port that can't be had is asked for again.
+/// The interval for opening an unavailable device or port again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
 impl ServingArgs {
-    /// Serves one client, or many. `open` prepares for the next one, and `serve` returns whether one has come before a signal.
+    /// Serves one client, or many. `open` prepares for the next one, and `serve` returns whether a client arrived
+    /// before a signal.
     pub(crate) fn run<E>(
         &self,
         interrupt: &Interrupt,
@@ -49,7 +50,7 @@ impl ServingArgs {
                 }
                 Err(failure) => return Err(failure),
             }
-            // Somebody may have taken the TCP port or the device meanwhile, and may give it back.
+            // Another process may have taken the TCP port or the device meanwhile, and may release it.
             let mut is_told = false;
             end = loop {
                 match open() {
@@ -72,7 +73,7 @@ fn ended(served: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where a server waits for a client, a signal is no failure: `None`.
+/// For a server that waits for a client, a signal is not a failure: `None`.
 pub(crate) fn until_signal<T>(waited: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match waited {
         Err(Failure::Interrupted) => Ok(None),

@@ -60,12 +60,12 @@ pub struct Args {
     count: Option<u32>,
 }
 
-/// Shows what processes export, or serves it by HTTP.
+/// Shows the metrics that processes export, or serves them by HTTP.
 ///
 /// # Errors
 /// The address can't be listened on, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    // It leaves nothing behind, whatever it is in the middle of. A server has done its work by then.
+    // Nothing needs cleaning up at any point. For a server, a signal is the normal end.
     end_at_once_on_signals(if args.listen.is_some() { 0 } else { INTERRUPTED })?;
     args.show()?;
     Ok(ExitCode::SUCCESS)
@@ -111,7 +111,7 @@ impl Args {
         }
     }
 
-    /// Looks at all of them, and says what is wrong with some unless it `said` so the last time.
+    /// Finds all contexts, and reports what is wrong with some unless it is in `said`, the reports of the last round.
     fn find(&self, said: &mut HashSet<String>) -> Contexts {
         let exported = Exported::find();
         let mut found = Contexts {
@@ -121,7 +121,7 @@ impl Args {
         };
         let mut complaints = HashSet::new();
         let mut complain = |path: &Path, error: &io::Error| {
-            // Others have named it.
+            // A process of another user may have chosen the name.
             let complaint = format!("{path:?}: {error}");
             if complaints.insert(complaint.clone()) && !said.contains(&complaint) {
                 warn!("{complaint}");
@@ -162,7 +162,7 @@ impl Args {
     }
 }
 
-/// Contexts that are named where another one is asked for.
+/// The most contexts that are listed in an error.
 const MAX_NAMED: usize = 32;
 
 /// The contexts on this machine.
@@ -171,7 +171,7 @@ struct Contexts {
     wanted: Option<String>,
     chosen: Vec<Metrics>,
     others: Vec<Metrics>,
-    /// Those that do not answer, or answer nonsense.
+    /// Contexts that do not answer, or with an invalid answer.
     unread: usize,
     /// Directories of other users.
     forbidden: usize,
@@ -179,7 +179,7 @@ struct Contexts {
 }
 
 impl Contexts {
-    /// For Prometheus, which must also hear of a process that hangs.
+    /// For Prometheus, which also needs the metrics of a hanging process.
     fn exposition(&self) -> String {
         let (chosen, unread) = (self.chosen.len(), self.unread);
         format!(
@@ -203,7 +203,7 @@ impl Contexts {
         pids.into_iter().filter_map(line).collect()
     }
 
-    /// What the communicators among the chosen ones suffer from.
+    /// The findings about the communicators of the chosen contexts.
     fn findings(&self) -> String {
         let mut text = String::new();
         for diagnosis in &self.diagnoses {
@@ -217,7 +217,7 @@ impl Contexts {
         if text.is_empty() { text } else { format!("\n{text}") }
     }
 
-    /// The chosen ones, or why there is none.
+    /// The chosen contexts, or the reason that there is none.
     fn or_explain(self) -> Result<Vec<Metrics>, Failure> {
         if !self.chosen.is_empty() {
             return Ok(self.chosen);
@@ -242,7 +242,7 @@ impl Contexts {
     }
 }
 
-/// A context for programs.
+/// A context as JSON.
 #[derive(Serialize)]
 struct Json<'a> {
     labels: BTreeMap<&'a str, &'a str>,

@@ -1,4 +1,4 @@
-//! The TCP connections by which the ends of a measurement find each other.
+//! The TCP connections between the ends of a measurement.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,28 +13,28 @@ use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
 use crate::host::{self, in_background};
 
-/// How long the other end may leave what is sent to it.
+/// The longest time that the other end may leave sent data unread.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long the other end may take to answer.
+/// The time limit for connecting.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
-/// Pieces of what has come that are taken at a time: who talks without end does not hold up the rest.
+/// The most blocks that are read in one call, so that a peer that sends continuously does not block the rest.
 const PIECES: usize = 16;
 
-/// So many visitors come in before those that are there are heard.
+/// The most new connections that are accepted before the existing ones are read.
 const MAX_NEW: usize = 16;
 
-/// Where a server waits for its client.
+/// A server's listening socket.
 pub(crate) struct Listener {
     listener: TcpListener,
-    /// That clients can't be let in has been said.
+    /// Whether a failure to accept clients was reported.
     is_troubled: AtomicBool,
 }
 
-/// Where a server of many clients listens: `8080` is 127.0.0.1:8080, `:8080` all addresses, or `HOST:8080`.
+/// The address of a server of many clients: `8080` is 127.0.0.1:8080, `:8080` all addresses, or `HOST:8080`.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenAddress {
-    /// Without one, on all addresses.
+    /// `None`: all addresses.
     host: Option<String>,
     port: u16,
 }
@@ -51,7 +51,7 @@ impl FromStr for ListenAddress {
         let (host, port) = text.rsplit_once(':').unwrap_or(("127.0.0.1", text));
         let port = port.parse().map_err(|_| wrong())?;
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        // An IPv6 address without brackets would lose its last group to the port.
+        // Without brackets, the last group of an IPv6 address would be taken for the port.
         if host.contains(':') && !text.starts_with('[') {
             return Err(wrong());
         }
@@ -70,7 +70,7 @@ impl ListenAddress {
 impl Listener {
     /// On all addresses of the machine.
     pub(crate) fn any(port: u16) -> Result<Listener, Failure> {
-        // Where IPv6 is off, there is no [::].
+        // If IPv6 is disabled, there is no [::].
         let addresses =
             [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
         let listener = TcpListener::bind(&addresses[..]).map_err(|error| {
@@ -84,7 +84,7 @@ impl Listener {
         Listener::new(listener)
     }
 
-    /// On a port of the kernel's choice that only this machine reaches.
+    /// On a port that the kernel chooses and that only this machine can reach.
     pub(crate) fn local() -> Result<Listener, Failure> {
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).or_fail(|| "listening on 127.0.0.1".into())?;
@@ -104,8 +104,8 @@ impl Listener {
         self.listener.local_addr().or_fail(|| "listening".into())
     }
 
-    /// Those who wait to be let in, with where they come from; some of them, if they are many, so that those who
-    /// are in are heard too. Their connections block.
+    /// Accepts pending connections, with their source addresses; at most a few, so that existing connections are read,
+    /// too. The connections are blocking.
     pub(crate) fn newcomers(&self) -> impl Iterator<Item = (TcpStream, SocketAddr)> {
         (0..MAX_NEW).map_while(|_| self.poll())
     }
@@ -121,8 +121,8 @@ impl Listener {
                 Some(newcomer)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-            // All that keeps a client from being let in passes: it has given up, the way to it has gone,
-            // there is no descriptor for it now.
+            // All errors of accept are temporary: the client has given up, the path to it is lost, or there is no file
+            // descriptor available.
             Err(error) => {
                 if !self.is_troubled.swap(true, Ordering::Relaxed) {
                     warn!("a client can't be accepted: {error}");
@@ -133,7 +133,7 @@ impl Listener {
     }
 }
 
-/// A connection that never blocks where it is heard, and in sending until a signal comes.
+/// A connection that does not block on reading; sending blocks until a signal arrives.
 pub(crate) struct Link {
     stream: TcpStream,
     interrupt: Interrupt,
@@ -147,15 +147,15 @@ impl Link {
         Ok(Link { stream, interrupt: interrupt.clone(), open: true })
     }
 
-    /// Whether more may come.
+    /// Whether more data may arrive.
     pub(crate) fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Sends all of it. If the other end is gone, [`receive`](Link::receive) will tell.
+    /// Sends all of it. If the other end is gone, [`receive`](Link::receive) reports it.
     ///
     /// # Errors
-    /// [`Failure::Interrupted`], where it has to wait.
+    /// [`Failure::Interrupted`], if it has to wait.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let deadline = Instant::now() + SEND_PATIENCE;
         let mut rest = bytes;
@@ -173,7 +173,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hands over what has arrived, or some of it where that is much. Returns whether there was anything, and whether more may come.
+    /// Passes received data on, a limited amount. Returns whether there was any, and whether more may arrive.
     pub(crate) fn receive(
         &mut self,
         mut take: impl FnMut(&[u8]) -> Result<(), Failure>,
@@ -204,11 +204,11 @@ pub(crate) fn connect(to: Vec<SocketAddr>, interrupt: &Interrupt) -> Result<TcpS
     Ok(in_background(interrupt, &name, move || connect_to(&to))??)
 }
 
-/// Why there is no connection.
+/// The reason that there is no connection.
 #[derive(Debug)]
 pub(crate) struct NoConnection {
     reason: Failure,
-    /// The peer has refused it, so the way there and back is open.
+    /// The peer has refused it, so packets pass in both directions.
     pub(crate) by_peer: bool,
 }
 
@@ -224,7 +224,7 @@ impl From<Failure> for NoConnection {
     }
 }
 
-/// Connects to a server, and tells what a failure says of the way.
+/// Connects to a server; a failure says what it shows about the path.
 pub(crate) fn try_connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<TcpStream, NoConnection> {
     let name = host.to_owned();
     in_background(interrupt, host, move || connect_to(&host::find(&name, port)?))?
@@ -248,7 +248,7 @@ fn connect_to(addresses: &[SocketAddr]) -> Result<TcpStream, NoConnection> {
     Err(failed)
 }
 
-/// What either end of a control connection says first: the protocol and its version.
+/// The first bytes of each end of a control connection: the protocol and its version.
 pub(crate) type Greeting = [u8; 8];
 
 /// Fails if the other end's greeting is not that of `ferroce COMMAND`.
@@ -276,7 +276,7 @@ pub(crate) fn read_exact(
     let mut have = 0;
     while have < buffer.len() {
         interrupt.check()?;
-        // Also of one that sends a byte now and then.
+        // Also for a peer that sends a byte from time to time.
         if Instant::now() > deadline {
             return Err(Failure::run(format!(
                 "the peer sent {have} of {} bytes over TCP within {patience:?}",
@@ -321,7 +321,7 @@ mod tests {
         }
     }
 
-    /// What a peer does not take must not keep a signal waiting.
+    /// A peer that does not read must not delay the handling of a signal.
     #[test]
     fn a_send_that_waits_is_interrupted() {
         let listener = Listener::local().expect("a port");

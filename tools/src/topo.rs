@@ -55,7 +55,7 @@ pub struct Args {
     json: JsonArg,
 }
 
-/// A process, or this one.
+/// A process id, or `None` for this process.
 #[derive(Clone, Copy, Debug)]
 struct Pid(Option<u32>);
 
@@ -127,7 +127,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         let warnings = placement.check_process(&host, &cpus, args.local_rank);
         Process::new(&host, name, &cpus, args.local_rank, &warnings)
     });
-    // Libraries know the GPUs of this machine alone.
+    // GPU libraries see only the GPUs of this machine.
     let (libraries, absent) = if args.sysfs.is_some() { (Vec::new(), Vec::new()) } else { GpuSpec::all() };
     let report = Report::new(&name(args.sysfs.as_deref()), &host, &placement, process, &libraries, &absent);
     if let Some(path) = &args.svg {
@@ -139,7 +139,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the host is called: this one's name, or that of the recorded tree's folder.
+/// The name of the host: this one's host name, or the folder of the recorded tree.
 fn name(sysfs: Option<&Path>) -> String {
     let name = match sysfs {
         Some(folder) => folder.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned()),

@@ -43,11 +43,11 @@ pub struct Args {
     size: u32,
 }
 
-/// Plays the server, or the client of one.
+/// Runs as the server, or as a client.
 ///
 /// # Errors
-/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
-/// interrupts it.
+/// The options are invalid, an end fails, a byte is wrong, the recording can't be written, or the command is
+/// interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let Args { port, host, cm_port, serving, .. } = &args;
     let role = RoleArgs { port, host: host.as_deref(), cm_port: *cm_port, serving };
@@ -190,7 +190,7 @@ impl<'a> Ucmatose<'a> {
     }
 }
 
-/// In INIT, with its receives.
+/// In INIT, with posted receive WRs.
 fn queue_pair(end: &mut Endpoint, args: &Args, incoming: Mr) -> Result<Qp, Failure> {
     let depth = args.count.max(1);
     let config = QpConfig::rc(end.pd, end.cq).max_send_wr(depth).max_recv_wr(depth);

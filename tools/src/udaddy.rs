@@ -42,18 +42,18 @@ pub struct Args {
     size: u32,
 }
 
-/// Plays the server, or the client of one.
+/// Runs as the server, or as a client.
 ///
 /// # Errors
-/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
-/// interrupts it.
+/// The options are invalid, an end fails, a byte is wrong, the recording can't be written, or the command is
+/// interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let Args { port, host, cm_port, serving, .. } = &args;
     let role = RoleArgs { port, host: host.as_deref(), cm_port: *cm_port, serving };
     role::play(&role, |port, driver, interrupt| Udaddy::new(&args, port, driver, interrupt))
 }
 
-/// The network header in front of what is received.
+/// The network header before a received message.
 const GRH: u32 = 40;
 
 struct Udaddy<'a> {
@@ -64,7 +64,7 @@ struct Udaddy<'a> {
     incoming: Mr,
     sent: u32,
     received: u32,
-    /// The last datagram that came: its immediate says the queue pair to answer to.
+    /// The last received datagram: its immediate data are the queue pair to answer to.
     last: Option<WorkCompletion>,
 }
 
@@ -73,11 +73,11 @@ impl Role for Udaddy<'_> {
         &self.end
     }
 
-    /// Answers with as many as came.
+    /// Answers with as many datagrams as were received.
     fn serve(&mut self) -> Result<bool, Failure> {
         self.end.listen(PortSpace::Udp, self.args.cm_port)?;
         info!("waiting for a client on port {}", self.args.cm_port);
-        // Who asks where the service is need not come.
+        // A client that looks up the service need not send datagrams.
         while self.received == 0 {
             self.end.answer_seekers(self.qp);
             if until_signal(self.take_completions())?.is_none() {
@@ -157,7 +157,7 @@ impl<'a> Udaddy<'a> {
         let mut patience = Patience::new(&mut self.end);
         while self.received < self.args.count {
             self.take_completions()?;
-            // What has come may be of somebody else, and the client still be looking for the service.
+            // The received datagrams may come from another program, while the client still looks up the service.
             self.end.answer_seekers(self.qp);
             let all = self.args.count;
             patience.check(&mut self.end, self.received, || of_messages(self.received, all))?;

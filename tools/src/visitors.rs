@@ -1,8 +1,8 @@
 //! The TCP connections to a server that takes one client.
 //!
-//! The server accepts several connections at a time, until one of them has sent what only a client sends. The others
-//! are closed, each with a line that says why. A connection that sends nothing, or something else, neither ends the
-//! server nor delays the client.
+//! The server accepts several connections at a time, until one of them has sent the start of a client's protocol. The
+//! others are closed, and each is logged with the reason. A connection that sends nothing, or something else, neither
+//! ends the server nor delays the client.
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -14,19 +14,19 @@ use tracing::warn;
 use crate::failure::{Failure, OrFail};
 use crate::tcp::Listener;
 
-/// How long a visitor may take for its first words.
+/// The time limit for a visitor's first message.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Visitors at a time; beyond that the oldest goes.
+/// The most visitors at a time; a further one replaces the oldest.
 const MOST: usize = 32;
-/// Bytes of the longest first words.
+/// The most bytes of a first message.
 const LONGEST: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What a visitor's words are.
+/// The result of parsing a visitor's bytes.
 pub(crate) enum Heard<T> {
-    /// So many bytes are needed, counted from the first one.
+    /// This many bytes are needed, counted from the first one.
     Needs(usize),
-    /// A client's.
+    /// A client's message.
     Client(T),
 }
 
@@ -38,10 +38,10 @@ struct Visitor {
     deadline: Instant,
 }
 
-/// Waits for a client, without end. Does `meanwhile` again and again; its failure ends the wait.
+/// Waits for a client, without a time limit. Calls `meanwhile` repeatedly; its failure ends the wait.
 ///
-/// `judge` is given what a visitor has said, of which it wants `first` bytes to begin with, and may answer. A
-/// visitor that it refuses is sent away.
+/// `judge` gets the bytes of a visitor, `first` of them at first, and may answer. A visitor that it refuses is
+/// disconnected.
 pub(crate) fn await_client<T>(
     listener: &Listener,
     mut meanwhile: impl FnMut() -> Result<(), Failure>,
@@ -80,14 +80,14 @@ fn send_away(visitor: &Visitor, reason: &str) {
 }
 
 impl Visitor {
-    /// Takes what has come. Returns the client once it is known to be one.
+    /// Reads from a visitor. Returns the client once it is identified.
     fn listen<T>(
         &mut self,
         judge: &mut impl FnMut(&mut TcpStream, &[u8]) -> Result<Heard<T>, Failure>,
     ) -> Result<Option<T>, Failure> {
         let mut chunk = [0; LONGEST];
         loop {
-            // No more than is needed: the rest is for whoever serves it.
+            // No more than needed: the rest is for the code that serves the client.
             let wanted = &mut chunk[..self.needs - self.said.len()];
             match self.stream.read(wanted) {
                 Ok(0) => {

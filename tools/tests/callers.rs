@@ -1,4 +1,4 @@
-//! Whoever asks the servers of rdma_cm's programs for a connection without being the client that they wait for.
+//! Requests to the servers of rdma_cm's programs from others than the expected client.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -14,29 +14,29 @@ use ferroce::{
     SendFlags, SendOp, SendWorkRequest, Sge, Transition,
 };
 
-/// An address of the loopback interface that is nobody else's.
+/// An address of the loopback interface that no other process uses.
 fn address(last: u8) -> String {
     let [.., a, b] = std::process::id().to_be_bytes();
     format!("127.{}.{a}.{b}", 100 + last)
 }
 
-/// What comes of a request whose first packet anybody can write under anybody's address.
+/// The behavior of a client whose first packet may have a forged address.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stranger {
-    /// Asks for a UC connection.
+    /// Requests a UC connection.
     Unlike,
-    /// Takes no answer.
+    /// Does not react to the answer.
     Absent,
-    /// Takes it back before it has seen the answer.
+    /// Withdraws the request before it has seen the answer.
     Fickle,
-    /// Looks for a datagram service and sends nothing.
+    /// Looks up a datagram service and sends nothing.
     Seeks,
-    /// Takes the answer without a word, and reads memory that it was not given.
+    /// Accepts without sending an RTU, and reads memory that it was not given.
     Trespasses,
 }
 
 impl Stranger {
-    /// What the server says once it has heard all of it.
+    /// The server's message once it has received all of it.
     fn is_told_by(self) -> &'static str {
         match self {
             Stranger::Unlike => "is not a client: it asks for Uc",
@@ -48,7 +48,7 @@ impl Stranger {
     }
 }
 
-/// Sends a request from an address, and what follows. What it returns keeps its socket.
+/// Sends a request from an address, and the packets that follow. The returned context keeps its socket open.
 fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Context {
     let device: DeviceSpec = format!("udp:{}", address(last)).parse().unwrap();
     let mut driver = device.open().unwrap().into_driver().unwrap();
@@ -81,7 +81,7 @@ fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Conte
         poller.poll(&mut context).unwrap();
     }
     if stranger == Stranger::Fickle {
-        // It has heard nothing of the answer, for it does not look.
+        // It has not seen the answer, since it does not poll.
         server.says("connection request", || {});
         context.disconnect(id).unwrap();
         poller.poll(&mut context).unwrap();
@@ -89,7 +89,7 @@ fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Conte
     context
 }
 
-/// A port that keeps the RTUs of its connections back.
+/// A port that drops the RTUs of its connections.
 struct NotReady(Box<dyn PacketDriver>);
 
 impl driver::Wrapper for NotReady {
@@ -104,7 +104,7 @@ impl driver::Wrapper for NotReady {
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
-        // IPv4 and UDP, then the BTH with the queue pair; behind it and the DETH the MAD with its attribute.
+        // IPv4 and UDP, then the BTH with the queue pair; after it and the DETH, the MAD with its attribute.
         const BTH: usize = 28;
         let mut scratch = Vec::new();
         let is_no_rtu = |packet: Sent<'_>| {
@@ -116,7 +116,7 @@ impl driver::Wrapper for NotReady {
     }
 }
 
-/// The server goes on, and its client is served at once.
+/// The server survives, and its client is served at once.
 fn is_served(program: &str, port: u16, strangers: &[Stranger], waiting: &str) {
     let _alone = alone();
     let mut server = Ferroce::start(None, &format!("{program} -d udp:{} -p {port}", address(0)));
@@ -125,7 +125,7 @@ fn is_served(program: &str, port: u16, strangers: &[Stranger], waiting: &str) {
         .zip(strangers)
         .map(|(last, stranger)| {
             let theirs = visit(&mut server, *stranger, last, port);
-            // The next one comes when this one was heard.
+            // The next one is sent once this one was handled.
             server.says(stranger.is_told_by(), || {});
             theirs
         })
@@ -157,7 +157,7 @@ fn a_server_of_ucmatose_survives_strangers() {
     is_served(program, 7491, &[Stranger::Unlike], "is not a client: it asks for Uc");
     is_served(program, 7492, &[Stranger::Absent; 3], "other clients were connected before it");
     is_served(program, 7493, &[Stranger::Fickle, Stranger::Absent], "is not a client: it refuses");
-    // More than are kept: the oldest go.
+    // More than are kept: the oldest are dropped.
     is_served(program, 7494, &[Stranger::Absent; 20], "for too long");
 }
 
@@ -166,7 +166,7 @@ fn a_server_of_udaddy_survives_strangers() {
     is_served("udaddy -C 3", 7194, &[Stranger::Seeks, Stranger::Seeks], "resolves the service");
 }
 
-/// Which no packet of it tells its peer.
+/// Packets of another partition are dropped without an answer.
 #[test]
 fn an_end_in_another_partition_is_named() {
     let _alone = alone();
@@ -188,7 +188,7 @@ fn an_end_in_another_partition_is_named() {
             "{program}: {server:#?}"
         );
         assert!(server.stderr.contains("--pkey"), "{program}: {server:#?}");
-        // Perftest's exchange and pingpong's have no word for it.
+        // The TCP protocols of perftest and pingpong have no field for it.
         if program.ends_with("10") && !program.starts_with("ping") {
             assert!(client.stderr.contains("0xffff") && client.stderr.contains("0x8001"), "{client:#?}");
         }
@@ -198,7 +198,7 @@ fn an_end_in_another_partition_is_named() {
     }
 }
 
-/// All that it has sent is acknowledged, so no retry tells it.
+/// Everything that it has sent is acknowledged, so no retry fails.
 #[test]
 fn a_client_of_rping_whose_server_says_nothing_ends() {
     let _alone = alone();
@@ -227,7 +227,7 @@ fn a_client_of_rping_whose_server_says_nothing_ends() {
     assert_eq!(outcome.code, Some(1), "{outcome:#?}");
     assert!(outcome.took < Duration::from_secs(40), "{outcome:#?}");
     assert!(outcome.stderr.contains("the peer has sent nothing for 30 s"), "{outcome:#?}");
-    // The way to the doctor names the peer.
+    // The advice contains the peer's address.
     let advice = format!("ferroce doctor -d udp:{} {}", address(1), address(0));
     assert!(outcome.stderr.contains(&advice), "{outcome:#?}");
 }

@@ -1,4 +1,4 @@
-//! `ferroce rping`, `ucmatose` and `udaddy` against themselves. Against rdma_cm's: `rxe.rs`.
+//! `ferroce rping`, `ucmatose` and `udaddy` against themselves. Against rdma_cm's programs: `rxe.rs`.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -25,7 +25,7 @@ fn the_programs_of_rdma_cm() {
     }
 }
 
-/// Both ends in a partition of their own, the client a limited member of it: no packet is of another one.
+/// Both ends in a partition, the client as a limited member: all packets have its P_Keys.
 #[test]
 fn the_programs_in_a_partition() {
     let _alone = alone();

@@ -14,7 +14,7 @@ use ferroce_driver_test_support::signal::{Signal, signal};
 use serde_json::Value;
 
 const FERROCE: &str = env!("CARGO_BIN_EXE_ferroce");
-/// Nothing here takes longer.
+/// The longest time of any test here.
 const LIMIT: Duration = Duration::from_secs(60);
 const OPERATIONS: [&str; 10] = [
     "all_reduce",
@@ -41,7 +41,7 @@ fn every_operation_is_right_at_every_size() {
     }
 }
 
-/// A type and a reduction of each kind; the others are compared with the driver's in unit tests.
+/// One type and one reduction of each kind; unit tests compare the others with the driver's.
 #[test]
 fn every_kind_of_type_and_reduction_is_right() {
     let _alone = alone();
@@ -121,7 +121,7 @@ fn it_is_said_where_no_packets_go() {
     }
 }
 
-/// Where there is one.
+/// If there is a GPU.
 #[test]
 fn a_gpu_that_reduces_is_named() {
     let _alone = alone();
@@ -139,7 +139,7 @@ fn a_gpu_that_reduces_is_named() {
 #[test]
 fn a_wrong_element_is_named() {
     let _alone = alone();
-    // Of rank 1's block, which rank 0 has then at 256, too.
+    // With all_gather, element 0 of rank 1 is element 128 at rank 0.
     for (operation, fault, named) in [
         ("all_reduce", "1:7", "element 7 of rank 0 is "),
         ("all_gather", "1:0", "element 128 of rank 0 is "),
@@ -157,7 +157,7 @@ fn a_wrong_element_is_named() {
     assert!(unchecked.status.success() && text(&unchecked.stdout).contains("not checked"), "{unchecked:?}");
 }
 
-/// Time, least and greatest are of one rank, the slowest: of two iterations the time is the middle.
+/// Time, minimum and maximum are those of the slowest rank: with two iterations, the time is the mean of minimum and maximum.
 #[test]
 fn mean_least_and_greatest_time_are_of_the_same_iterations() {
     let _alone = alone();
@@ -234,7 +234,7 @@ fn the_death_of_a_rank_is_told_and_ends_the_others() {
     check_nothing_is_left(&ranks);
 }
 
-/// A rank that is stopped is no better than a dead one.
+/// A stopped rank is treated like a dead one.
 #[test]
 fn a_rank_that_does_not_answer_is_given_up() {
     let _alone = alone();
@@ -272,7 +272,7 @@ fn ranks_do_not_outlive_who_started_them() {
     }
 }
 
-/// As torchrun starts ranks, and as whoever gives them a unique id does.
+/// Started as torchrun does, and with a unique id that the user provides.
 #[test]
 fn ranks_of_a_launcher_find_each_other() {
     let _alone = alone();
@@ -301,7 +301,7 @@ fn ranks_of_a_launcher_find_each_other() {
         let (status, said, why) = second.join().unwrap();
         assert!(status.success() && said.is_empty(), "{said}{why}");
     }
-    // Ranks of one host have a device without being told; others not.
+    // Ranks on one host have a default device; others do not.
     let mut far = ferroce();
     far.args(["all_gather", "--timeout", "1s"]).envs(torchrun("1")).env("MASTER_ADDR", "192.0.2.1");
     let refused = run(&mut far);
@@ -338,7 +338,7 @@ fn ranks_of_mpirun_find_each_other() {
     assert!(["Open MPI", "PMI"].contains(&launcher), "{launcher}");
 }
 
-/// The agent of torchrun has a store at the port that it tells its ranks.
+/// The agent of torchrun has a store at the port that it passes to its ranks.
 #[test]
 fn ranks_of_torchrun_find_each_other() {
     let _alone = alone();
@@ -348,7 +348,7 @@ fn ranks_of_torchrun_find_each_other() {
     }
     let report = std::env::temp_dir().join(format!("ferroce-torchrun-{}.json", std::process::id()));
     let mut torchrun = Command::new("torchrun");
-    // To a file and the terminal: some versions of torchrun can do nothing else.
+    // To a file and the terminal: some versions of torchrun support nothing else.
     let both = "0:1,1:1,2:1,3:1";
     torchrun.args(["--no_python", "--nproc_per_node", "4", "-r", both, "-t", both, FERROCE, "collective"]);
     torchrun.args(["all_reduce", "-e", "64K", "-f", "16", "-n", "2"]);
@@ -361,7 +361,7 @@ fn ranks_of_torchrun_find_each_other() {
     assert_eq!(written["launcher"], "torchrun");
 }
 
-/// 64 MiB, on mapped memory and by packets.
+/// 64 MiB, over shared memory and over packets.
 #[test]
 fn long_operations_are_right() {
     let _alone = alone();
@@ -378,8 +378,8 @@ fn long_operations_are_right() {
     }
 }
 
-/// A rank that nobody looks after is killed or stopped at any moment of any operation: each other one ends with an error that
-/// names it, or the rank that noticed it first.
+/// Without a launcher that watches it, a rank is killed or stopped at any point of any operation: every other rank ends
+/// with an error that names it, or the rank that noticed it first.
 #[test]
 fn ranks_notice_by_themselves_that_one_is_gone() {
     let _alone = alone();
@@ -392,7 +392,7 @@ fn ranks_notice_by_themselves_that_one_is_gone() {
 }
 
 fn lose_a_rank(seed: u64) {
-    // Of a linear congruential generator, the upper bits.
+    // The upper bits of a linear congruential generator.
     let mut state = seed;
     let mut below = |limit: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -413,7 +413,7 @@ fn lose_a_rank(seed: u64) {
     }
     let mut stdout = BufReader::new(children[0].stdout.take().unwrap());
     let mut line = "#".to_owned();
-    // The header: all are at work behind it.
+    // The header: all ranks are running then.
     while !line.contains("out-of-place") {
         line.clear();
         assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "it ended before the first row");
@@ -441,7 +441,7 @@ fn lose_a_rank(seed: u64) {
     }
 }
 
-// --- what a report has to have
+// --- checks of reports
 
 fn check_report(report: &Value, operation: &str, ranks: u32) {
     assert_eq!((&report["operation"], &report["ranks"]), (&operation.into(), &ranks.into()), "{report}");
@@ -473,9 +473,9 @@ fn check_report(report: &Value, operation: &str, ranks: u32) {
     }
 }
 
-// --- running it
+// --- running the program
 
-/// Without what a launcher of the tests may have set.
+/// Without variables that a launcher of the tests may have set.
 fn ferroce() -> Command {
     let mut command = Command::new(FERROCE);
     for name in
@@ -498,7 +498,7 @@ fn run(command: &mut Command) -> Output {
     Output { status, stdout: stdout.join().unwrap().into(), stderr: stderr.join().unwrap().into() }
 }
 
-/// Starts ranks that are long at work, and waits for the first row; with the ids of their processes, by rank.
+/// Starts ranks that run for long, and waits for the first row; returns their process ids by rank.
 fn start_and_see_a_row(operation: &str, ranks: u32) -> (Child, Vec<u32>) {
     let mut command = ferroce();
     command.args([operation, "-g", &ranks.to_string(), "-b", "8", "-e", "1M", "-n", "3000"]);
@@ -550,7 +550,7 @@ fn text(bytes: &[u8]) -> String {
 
 // --- the machine
 
-/// One at a time: four ranks are enough for any machine.
+/// One test at a time: four ranks suffice to load any machine.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,4 @@
-//! The options of congestion control: what is refused, and what they make of the packets.
+//! The options of congestion control: rejected values, and their effect on packets.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -27,7 +27,7 @@ fn bad_input_is_named() {
     ]);
 }
 
-/// Every packet has the class that was asked for. Data is ECN-capable, acknowledgements are not; the connection manager's
+/// Every packet has the requested class. Data is ECN-capable, acknowledgements are not; the connection manager's
 /// datagrams have neither.
 #[test]
 fn packets_have_their_class() {

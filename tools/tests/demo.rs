@@ -22,7 +22,7 @@ use ferroce_driver_test_support::signal::{Signal, signal};
 use serde_json::Value;
 
 const FERROCE: &str = env!("CARGO_BIN_EXE_ferroce");
-/// Nothing here takes longer.
+/// The longest time of any test here.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Elements of the first 20 tensors: conv1 with its normalisation, the first block with its
 /// downsampling, and the second one up to half of its second normalisation.
@@ -72,7 +72,7 @@ fn a_wrong_element_is_named_at_every_rank() {
             assert!(text.contains(&wrong), "{text}");
         }
     }
-    // 4 × 9,536 over each.
+    // 4 × 9,536 over each transport.
     assert!(text.contains("8 of 76,288 elements WRONG; exit status 1"), "{text}");
 }
 
@@ -93,8 +93,8 @@ fn wrong_usage_is_told_apart_from_failure() {
     }
 }
 
-/// Ranks on a card are processes; the one of the tests has no other that it reaches, so only the refusals are seen here, and
-/// the rest in the guest with rdma_rxe.
+/// Ranks on an RNIC are processes. The RNIC of these tests reaches no other, so only the rejections are tested here;
+/// the rest is tested in the guest with rdma_rxe.
 #[test]
 fn a_card_that_is_not_there_is_named() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
@@ -129,7 +129,7 @@ fn without_rights_it_says_why_and_takes_the_next_driver() {
     assert!(why.contains(lacking) && why.contains("over udp"), "{why}");
     check_report(&json(&output), "udp", 4, 1);
 
-    // Somebody has the port of one rank's address.
+    // Another process has the port on one rank's address.
     let taken = UdpSocket::bind("127.77.0.2:4791").unwrap();
     let output = unprivileged(&few);
     let why = text(&output.stderr);
@@ -137,7 +137,7 @@ fn without_rights_it_says_why_and_takes_the_next_driver() {
     check_report(&json(&output), "loopback", 4, 1);
     drop(taken);
 
-    // Asked for by name, it is not replaced.
+    // A driver given by name is not replaced.
     let output = unprivileged(&["-d", "af_xdp", "--tensors", "20"]);
     let why = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{why}");
@@ -167,7 +167,7 @@ fn over_af_xdp_every_element_is_right_and_nothing_stays() {
     check_capture(&capture);
 }
 
-/// The sums are the device's, and what it told its neighbours was lawful.
+/// The sums are computed on the device, and the packets to its neighbours conform.
 #[test]
 fn tensors_of_a_device_are_added_up_there() {
     let _alone = alone();
@@ -189,7 +189,7 @@ fn tensors_of_a_device_are_added_up_there() {
     // Both ends of a connection, and of control messages, with each of the three others.
     assert_eq!(said.matches("as recorded: conforms").count(), 2 * 2 * 3, "{said}");
     assert_eq!(said.matches("as recorded: ").count(), 2 * 2 * 3, "{said}");
-    // One that is wrong is found, on the device too.
+    // A wrong element is found, also on the device.
     let args = ["-d", "loopback", "--memory", memory, "--tensors", "3", "--rounds", "1", "--fault", "1:0:5"];
     let wrong = demo(&args);
     assert_eq!(wrong.status.code(), Some(1), "{}", text(&wrong.stdout));
@@ -262,7 +262,7 @@ fn ranks_outlive_no_demo_and_the_next_one_removes_its_namespaces() {
     assert_eq!(namespaces_of(id), [""; 0]);
 }
 
-// --- what a report has to have
+// --- checks of reports
 
 fn check_report(report: &Value, driver: &str, ranks: u64, rounds: u64) {
     for checked in ["elements_checked", "tcp_elements_checked"] {
@@ -308,7 +308,7 @@ fn check_report(report: &Value, driver: &str, ranks: u64, rounds: u64) {
     assert_eq!((tensors(sizes), tensors(classes)), (20, 20), "{report}");
 }
 
-/// Every frame of the capture is RoCE, whole, with a right ICRC; others than ferroce say so too.
+/// Every frame of the capture is RoCE, complete, with a valid ICRC; tshark and a second ICRC agree.
 fn check_capture(file: &Path) {
     let output = run(Command::new(FERROCE).args(["dissect", "--json"]).arg(file));
     let (said, lines) = (text(&output.stderr), text(&output.stdout));
@@ -323,7 +323,7 @@ fn check_capture(file: &Path) {
     judge::tshark_agrees(file, &packets);
 }
 
-// --- running it
+// --- running the program
 
 fn demo(args: &[&str]) -> Output {
     run(Command::new(FERROCE).arg("demo").args(args))
@@ -342,8 +342,8 @@ fn start(args: &[&str]) -> Child {
     command.spawn().unwrap()
 }
 
-/// Starts a demo over AF_XDP and waits until its first round is told; returns it with the ids of
-/// its rank processes, by rank.
+/// Starts a demo over AF_XDP and waits until its first round is reported; returns it with the process ids of its ranks,
+/// by rank.
 fn start_and_see_a_round(args: &[&str]) -> (Child, Vec<u32>, thread::JoinHandle<String>) {
     let mut child = start(args);
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -393,14 +393,13 @@ fn text(bytes: &[u8]) -> String {
 
 // --- the machine
 
-/// One demo at a time: four ranks are enough for any machine.
+/// One demo at a time: four ranks suffice to load any machine.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether AF_XDP can be had here, judged by other means than the program under test; prints why
-/// not.
+/// Whether AF_XDP is available here, checked independently of the program under test; prints the reason if not.
 fn af_xdp() -> Option<()> {
     let protocols = fs::read_to_string("/proc/net/protocols").unwrap_or_default();
     let why = if !is_root() {
@@ -443,7 +442,7 @@ fn is_alive(process: u32) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
 }
 
-/// The network namespaces that carry the id of a process in their name.
+/// The network namespaces with a process id in their names.
 fn namespaces_of(process: u32) -> Vec<String> {
     let entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -456,7 +455,7 @@ fn check_nothing_is_left(demo: u32, ranks: &[u32]) {
     assert!(left.is_empty(), "processes left: {left:?}");
 }
 
-/// A directory that everybody may read and write, removed on drop.
+/// A directory with rights for all users, removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {

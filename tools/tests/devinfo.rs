@@ -18,7 +18,7 @@ fn loopback_says_what_it_is() {
     assert!(text.stdout.contains("P_Key 0  0xffff"), "{text:#?}");
 }
 
-/// Beside interfaces there are RNICs, by the libibverbs that the loader finds: here one that the test builds.
+/// RNICs are listed besides interfaces, from the libibverbs that the loader finds: here one that the test builds.
 #[test]
 fn rnics_are_listed_beside_interfaces() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
@@ -42,7 +42,7 @@ fn rnics_are_listed_beside_interfaces() {
     assert_eq!(port["gids"][1], gid);
     let text = run(&["devinfo"]);
     assert!(text.contains("stub0 (RNIC), firmware 16.35.2000"), "{text}");
-    // Of a card that is not known nothing is claimed.
+    // Nothing is claimed about an unknown RNIC.
     let stub0 = &rnics["devices"][0];
     assert_eq!((&stub0["rxe"], &stub0["keys"]), (&false.into(), &"unknown".into()));
     assert!(stub0["absent_events"].is_null() && stub0.get("absent_events").is_some(), "{stub0}");
@@ -56,7 +56,7 @@ fn rnics_are_listed_beside_interfaces() {
     }
     assert!(text.contains("  GID  1  ::ffff:10.0.0.2"), "{text}");
 
-    // A name takes the driver that it says, and never the card that is on the same interface; the stub's are on lo.
+    // A driver's name selects that driver, and never an RNIC on the same interface; the stub's RNICs are on lo.
     let text = run(&["devinfo", "-d", "udp:lo"]);
     assert!(text.contains("-d udp:lo takes udp: the name says so\n"), "{text}");
     assert!(text.contains("  an RNIC is on this interface too, and is faster: -d ibverbs:stub0\n"), "{text}");
@@ -66,7 +66,7 @@ fn rnics_are_listed_beside_interfaces() {
     assert_eq!(card["rnics"]["devices"].as_array().unwrap().len(), 1);
     assert_eq!(card["rnics"]["devices"][0]["name"], "stub1");
 
-    // A card's name alone is none of an interface.
+    // An RNIC's name alone is not that of an interface.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
     command.args(["devinfo", "-d", "stub0"]).env("LD_LIBRARY_PATH", stub.folder());
     let output = command.output().unwrap();
@@ -83,7 +83,7 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
     let interface = &info["interfaces"][0];
     assert_eq!((&interface["name"], &interface["mtu"]), (&VETH.into(), &4170.into()));
     assert_eq!(interface["line_rate"], 10_000_000_000_u64);
-    // The kernel answers for veth that it has none of these.
+    // For veth, the kernel answers that it supports none of these.
     for unknown in ["pause", "pfc", "dscp"] {
         assert!(interface[unknown].is_null() && interface.get(unknown).is_some(), "{unknown} in {interface}");
     }
@@ -120,9 +120,9 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
     assert!(text.stdout.contains(line), "{text:#?}");
 }
 
-/// As an ordinary user, and as what `unshare -U` makes of one, it says which driver there is all the same.
+/// For an ordinary user, and in a user namespace (`unshare -U`): the usable driver is shown all the same.
 #[test]
-fn who_has_no_rights_is_told_what_goes_without() {
+fn missing_rights_are_listed() {
     if !ends::is_root() {
         return println!("skipped: only root can become another user");
     }
@@ -139,7 +139,7 @@ fn who_has_no_rights_is_told_what_goes_without() {
         text.contains("`-d INTERFACE` uses udp, which has a higher latency and needs no privilege\n"),
         "{text}"
     );
-    // A report that can't be written is refused before there is one.
+    // A report that can't be written is rejected before any work.
     let command = format!("cd / && exec {nobody} '{}' devinfo --json=/x.json", env!("CARGO_BIN_EXE_ferroce"));
     let output = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -161,7 +161,7 @@ fn bad_input_is_named() {
     ]);
 }
 
-/// PoCL is a GPU for OpenCL, and at no bus; NVIDIA's library is missing, or lists its own.
+/// PoCL is a GPU for OpenCL, without a bus; NVIDIA's library is missing, or lists its own GPUs.
 #[test]
 fn gpus_are_listed_with_what_they_lack() {
     let Some(gpu) = gpu::first() else { return };

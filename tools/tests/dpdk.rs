@@ -1,4 +1,4 @@
-//! `ferroce perf` over ports of DPDK. EAL starts once a process, so each end is one.
+//! `ferroce perf` over DPDK ports. EAL can start once per process, so each end is a process.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -24,7 +24,7 @@ fn every_operation_over_memif() {
             let socket = std::env::temp_dir()
                 .join(format!("ferroce-perf-{}-{number}-{zero_copy}.sock", std::process::id()));
             let [server, client] = memif(zero_copy, &socket);
-            // A port of its own, for tests beside this one have theirs.
+            // A separate port, since tests that run at the same time have their own.
             let command = format!("perf {operation} {mode} -m 4096 -p 18517 --check --json");
             let mut server = start(None, &command, &server, None);
             server.ready();
@@ -34,8 +34,7 @@ fn every_operation_over_memif() {
     }
 }
 
-/// DPDK's server panics when a client that it has not answered yet goes, and a zero-copy client has but
-/// one try.
+/// DPDK's server panics when a client closes before it was answered, and a zero-copy client has only one attempt.
 #[test]
 fn a_memif_client_gives_its_server_time_to_answer() {
     if !dpdk::is_there() {
@@ -85,7 +84,7 @@ fn memif(zero_copy: &str, socket: &Path) -> [String; 2] {
     })
 }
 
-/// The device is one argument, with spaces in it.
+/// The device is one argument, which contains spaces.
 fn start(namespace: Option<&str>, command: &str, device: &str, host: Option<&str>) -> Ferroce {
     let mut process = match namespace {
         None => std::process::Command::new(env!("CARGO_BIN_EXE_ferroce")),

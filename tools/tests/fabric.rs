@@ -32,7 +32,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// A folder that goes away again.
+/// A folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -53,7 +53,7 @@ impl Drop for Folder {
     }
 }
 
-/// Each scenario, small.
+/// Each scenario, at a small size.
 const SMALL: [&str; 7] = [
     "incast --hosts 4 --bytes 100KB --count 2",
     "fairness --hosts 2 --limit 3ms --warm-up 2500us",
@@ -141,14 +141,14 @@ fn settings_are_compared() {
     assert_eq!(labels, ["off pfc=on", "off pfc=off", "dcqcn pfc=on", "dcqcn pfc=off"]);
     let of = |case: usize, key: &str| number(&cases[case]["runs"][0]["measures"][key]);
     let victim = |case: usize| number(&cases[case]["runs"][0]["traffic"]["victim"]["goodput_gbps"]);
-    // Pauses instead of drops, and a flow that suffers from them, unless the senders are slowed down.
+    // There are pauses instead of drops, and a flow that suffers from them, unless the senders slow down.
     assert!(of(0, "pauses") > 0.0 && of(0, "drops") == 0.0 && of(0, "marked") == 0.0);
     assert!(of(1, "pauses") == 0.0 && of(1, "drops") > 0.0 && of(1, "retransmitted") > 0.0);
     assert!(of(2, "cnps") > 0.0 && of(2, "drops") == 0.0);
     assert!(victim(0) < 60.0 && victim(1) > 95.0 && victim(2) > victim(0) && victim(3) > 95.0, "{report:#}");
     let links = cases[0]["runs"][0]["pauses"].as_array().unwrap();
     assert!(links.iter().any(|link| link["link"] == "switch0:2 to switch1:7"), "{links:#?}");
-    // Each run alone is the same run.
+    // Each run is the same when repeated alone.
     for case in cases {
         let command = case["runs"][0]["command"].as_str().unwrap().strip_prefix("ferroce fabric ").unwrap();
         assert_eq!(hashes(command), [case["runs"][0]["trace_hash"].as_str().unwrap()]);
@@ -225,11 +225,11 @@ fn a_port_is_recorded() {
     let dissected = Ferroce::start(None, &format!("dissect {switch}")).end();
     assert_eq!(dissected.code, Some(0), "{dissected:#?}");
     assert!(dissected.stdout.contains("RC_RDMA_WRITE_FIRST") && dissected.stdout.contains("ICRC ok"));
-    // It changes nothing.
+    // Recording changes nothing.
     assert_eq!(hashes(scenario)[0], runs(&report)[0]["trace_hash"].as_str().unwrap());
 }
 
-/// Queue pairs that have failed end a run: what is told of it does not depend on the limit.
+/// Failed queue pairs end a run: the results do not depend on the limit.
 #[test]
 fn a_limit_that_is_not_reached_changes_nothing() {
     let scenario =
@@ -246,9 +246,9 @@ fn a_limit_that_is_not_reached_changes_nothing() {
     assert_eq!(short, long);
 }
 
-/// Nothing is faster than alone, whatever the rates on the way; uplinks count in an oversubscription.
+/// No message is faster than alone, whatever the rates on the path; uplinks matter in an oversubscribed fabric.
 #[test]
-fn faster_uplinks_are_reckoned_with() {
+fn faster_uplinks_count() {
     let report =
         fabric("permutation --hosts 4 --hosts-per-leaf 2 --rate 25G --uplink-rate 400G --bytes 4KB --json")
             .json();
@@ -302,7 +302,7 @@ fn what_was_not_done_is_told() {
     assert_eq!(outcome.code, Some(1), "{outcome:#?}");
     assert!(outcome.stdout.contains("messages unfinished"), "{outcome:#?}");
     assert!(outcome.stderr.contains("30 of 30 messages were not completed by 50us"), "{outcome:#?}");
-    // Nothing comes through: the queue pairs give up.
+    // All packets are lost: the queue pairs fail.
     let outcome = fabric("incast --hosts 2 --bytes 4096 --count 1 --loss 1 --ack-timeout 1 --limit 100ms");
     assert_eq!(outcome.code, Some(1), "{outcome:#?}");
     assert!(outcome.stderr.contains("2 queue pairs failed, the first from host1 to host0: "), "{outcome:#?}");
@@ -346,7 +346,7 @@ fn values_that_make_no_sense_are_refused() {
         ("fabric incast --pcap host99=x.pcapng", &["no port 'host99'", "host0 to host16"]),
         ("fabric incast --pcap host0", &["switch0:3=port.pcapng"]),
         ("fabric incast --pcap host0=x.pcapng --seeds 2", &["2 runs; it is for one"]),
-        // What has no effect is not taken silently.
+        // Options without effect are rejected.
         (
             "fabric incast --load 0.5",
             &["--load 0.5: must be left out: only websearch has messages by chance"],
@@ -365,7 +365,7 @@ fn values_that_make_no_sense_are_refused() {
             "fabric fairness --warm-up 0ns --limit 3ms",
             &["--limit 3ms: must be after all flows have begun, the last at 6ms"],
         ),
-        // More than a machine has memory for is refused before it is tried.
+        // A run that exceeds the machine's memory is rejected before it starts.
         ("fabric incast --hosts 2048 --count 4000000", &["--count about 8192000000 messages", "4000000"]),
         ("fabric alltoall --hosts 2048", &["--count about 4192256 messages"]),
         (
@@ -386,7 +386,7 @@ fn values_that_make_no_sense_are_refused() {
     ]);
 }
 
-/// PFC is for the class of the data, whatever its DSCP.
+/// PFC applies to the class of the data, whatever its DSCP.
 #[test]
 fn data_of_any_class_is_paused() {
     let report = fabric("incast --hosts 8 --buffer 2MB --congestion off --dscp 10 --json").json();
@@ -394,9 +394,9 @@ fn data_of_any_class_is_paused() {
     assert!(number(&measures["pauses"]) > 0.0 && measures["drops"] == 0.0, "{measures:#}");
 }
 
-/// What was offered is told, and goodput of the time in which it was.
+/// The offered rate is reported, and goodput is that of the same time.
 #[test]
-fn messages_by_chance_are_told_by_load_and_size() {
+fn random_messages_are_reported_by_load_and_size() {
     let scenario = "websearch --hosts 8 --load 0.4";
     let outcome = fabric(scenario);
     for words in
@@ -412,7 +412,7 @@ fn messages_by_chance_are_told_by_load_and_size() {
     for measures in [&short, &long] {
         let of = |key: &str| number(&measures[key]);
         assert!((of("offered_percent") - of("offered_gbps") / 8.0).abs() < 1e-6);
-        // What arrives while more is posted is most of what is offered, and no more than that.
+        // Most of the offered messages arrive while others are posted, and no more than that.
         assert!(of("goodput_gbps") <= of("offered_gbps") && of("goodput_gbps") > 0.5 * of("offered_gbps"));
         let sizes = ["to_10kb", "to_100kb", "to_1mb", "above_1mb"];
         let count: f64 = sizes.iter().map(|size| of(&format!("{size}_messages"))).sum();
@@ -427,7 +427,7 @@ fn messages_by_chance_are_told_by_load_and_size() {
     assert!(number(&long["goodput_gbps"]) > 0.85 * number(&long["offered_gbps"]), "{long:#}");
 }
 
-/// A pause of a link between switches is felt by others: it is told before those of hosts, however short it was.
+/// A pause of a link between switches affects other flows: it is listed before those of hosts, however short it was.
 #[test]
 fn pauses_between_switches_come_first() {
     let outcome = fabric("victim --hosts 12 --buffer 8MB --congestion off --limit 3ms --warm-up 1ms");
@@ -439,7 +439,7 @@ fn pauses_between_switches_come_first() {
     assert!(outcome.stdout.contains("of those between switches, us"));
 }
 
-/// The port that is the bottleneck has a name and a share, in comparisons too.
+/// The bottleneck port is reported with its name and utilization, in comparisons too.
 #[test]
 fn the_bottleneck_is_named() {
     let scenario = "incast --hosts 8 --bytes 1MB --count 2";
@@ -457,7 +457,7 @@ fn the_bottleneck_is_named() {
     assert!(measures["busiest_port"] == "switch0:0 to host0" && used > 95.0 && used <= 100.0, "{measures:#}");
 }
 
-/// A series is what arrives in each sample: never more than the line carries, and all of it together.
+/// A series has the arrivals of each sample: never above the line rate, and complete in total.
 #[test]
 fn a_series_is_never_above_the_rate_of_the_line() {
     for options in [
@@ -484,7 +484,7 @@ fn a_series_is_never_above_the_rate_of_the_line() {
     }
 }
 
-/// What is off or follows from the rest is said in comments; the file is the same with them and without.
+/// Settings that are off or follow from others are in comments; the file means the same without them.
 #[test]
 fn a_description_has_every_setting() {
     let text = fabric("incast --describe").stdout;
@@ -506,7 +506,7 @@ fn a_description_has_every_setting() {
     }
 }
 
-/// A spine fails: what goes over it is lost until the switches have found other ways.
+/// A spine fails: its packets are lost until the switches have chosen other paths.
 #[test]
 fn links_and_switches_fail() {
     let folder = Folder::new("failure");

@@ -1,4 +1,5 @@
-//! `ferroce flight` and `ferroce stat` over ranks that are late, hang or die. Others may run ferroce on this machine meanwhile.
+//! `ferroce flight` and `ferroce stat` with ranks that are late, hang or die. Other programs of ferroce may run on this
+//! machine.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -20,7 +21,7 @@ use serde_json::Value;
 
 const FERROCE: &str = env!("CARGO_BIN_EXE_ferroce");
 
-/// Ranks of `ferroce collective`, as somebody else's launcher starts them. They are killed on drop.
+/// Ranks of `ferroce collective`, started as by another launcher. They are killed on drop.
 struct Ranks(Vec<Child>);
 
 impl Ranks {
@@ -44,16 +45,16 @@ impl Ranks {
         self.0.iter().map(|child| child.id().to_string()).collect()
     }
 
-    /// What `ferroce flight` says of them.
+    /// The report of `ferroce flight` about the ranks.
     fn report(&self) -> Value {
         let ids = self.ids();
         let output = ferroce(["flight", "--json"].into_iter().chain(ids.iter().map(String::as_str)));
-        // A rank that has not begun has no recorder.
+        // A rank that has not started has no recorder.
         let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         found[0].clone()
     }
 
-    /// The same, as soon as it is as wanted.
+    /// The report, as soon as it fulfils the condition.
     fn report_when(&self, wanted: impl Fn(&Value) -> bool) -> Value {
         until(
             LIMIT,
@@ -80,7 +81,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The finding of this name, if it is the only one of it.
+/// The finding with this name, if there is exactly one.
 fn finding<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
     let mut all = report["findings"].as_array()?.iter().filter(|found| found["finding"] == name);
     all.next().filter(|_| all.next().is_none())
@@ -96,14 +97,14 @@ fn calls(report: &Value) -> u64 {
         .unwrap_or(0)
 }
 
-/// The processes that a process has started, by rank: oldest first.
+/// The child processes of a process, by rank: oldest first.
 fn children_of(parent: u32) -> Vec<u32> {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let text = fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// A directory of this test's, removed on drop.
+/// A directory of this test, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -129,7 +130,7 @@ impl Drop for Folder {
 fn a_rank_that_is_late_is_named_by_flight_and_by_stat() {
     let _alone = alone();
     for memory in ["off", "required"] {
-        // Far more than this machine's scheduler makes of it.
+        // Far longer than delays caused by the scheduler.
         let arguments =
             format!("all_reduce -b 1K -e 1K -n 100000 -w 0 -c 0 --shared-memory {memory} --late 2:50ms:10");
         let ranks = Ranks::start(4, &arguments, None);
@@ -157,7 +158,7 @@ fn a_rank_that_is_late_is_named_by_flight_and_by_stat() {
     }
 }
 
-/// One that begins on time, and is stopped wherever it is just then: most often in the middle of an operation.
+/// A rank that starts on time, and is stopped wherever it is: mostly in the middle of an operation.
 #[test]
 fn a_rank_that_is_stopped_now_and_then_is_named() {
     let _alone = alone();
@@ -180,25 +181,25 @@ fn a_rank_that_is_stopped_now_and_then_is_named() {
     }
 }
 
-/// The reader has the recordings, and was told nothing.
+/// The reader gets the recordings and no other information.
 #[test]
-fn a_rank_that_hangs_is_told_from_recordings_alone() {
+fn a_hanging_rank_is_found_from_recordings_alone() {
     let _alone = alone();
     let folder = Folder::new("hangs");
     let ranks =
         Ranks::start(4, "all_reduce -b 64K -e 64K -n 1000000 -w 0 -c 0 --patience 60s", Some(&folder.0));
     ranks.report_when(|report| calls(report) >= 50);
-    // While it hangs its memory is read as ever.
+    // The memory of a hanging rank can still be read.
     signal(ranks.0[1].id(), Signal::STOP);
     let report = ranks.report_when(|report| {
         let text = finding(report, "hangs").and_then(|found| found["text"].as_str());
-        // Once all have waited for long.
+        // Once all of them have waited for long.
         text.is_some_and(|text| text.starts_with("ranks 0, 2 and 3 wait for rank 1 in "))
     });
     let found = finding(&report, "hangs").unwrap()["text"].as_str().unwrap();
     assert!(found.contains("all_reduce of 16384 f32"), "{found}");
     assert!(found.contains("it computes, hangs or is stopped"), "{found}");
-    // The others leave files when they are asked; that it can't tells of it, too.
+    // The other ranks write files on request; the missing one is evidence, too.
     for rank in [0, 2, 3] {
         signal(ranks.0[rank].id(), Signal::USR1);
     }
@@ -252,7 +253,8 @@ fn ranks_that_fail_leave_recordings_that_name_the_one_that_died() {
     );
 }
 
-/// Who starts ranks ends them behind the recordings of those that have noticed; one that can't notice is asked for its own.
+/// The launcher waits for the recordings of ranks that have noticed the failure; a rank that can't notice is asked for
+/// its own.
 #[test]
 fn ranks_of_a_job_leave_recordings_when_one_dies() {
     let _alone = alone();
@@ -290,7 +292,7 @@ fn ranks_of_a_job_leave_recordings_when_one_dies() {
     );
 }
 
-/// As launchers end ranks.
+/// Ended as by a launcher.
 #[test]
 fn a_rank_that_is_ended_leaves_a_recording_where_one_is_wanted() {
     let _alone = alone();
@@ -325,7 +327,7 @@ fn recordings_of_running_ranks_are_written_from_outside() {
     assert_eq!(first.len(), 2, "{first:?}");
     let before: Vec<Vec<u8>> = first.iter().map(|path| fs::read(path).unwrap()).collect();
     assert!(first.iter().all(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777 == 0o600));
-    // The next name may be a link of somebody's: it is passed over, as what is there already.
+    // The next file name may be a symbolic link of another user: it is skipped, like existing files.
     let victim = folder.0.join("victim");
     fs::write(&victim, "of somebody").unwrap();
     let next = |path: &Path, number: u32| path.with_extension(number.to_string());
@@ -335,7 +337,7 @@ fn recordings_of_running_ranks_are_written_from_outside() {
     assert_eq!(fs::read(&victim).unwrap(), b"of somebody");
     fs::remove_file(next(&first[0], 1)).unwrap();
     assert_eq!(before, first.iter().map(|path| fs::read(path).unwrap()).collect::<Vec<_>>());
-    // The later of each process is read, and it is said.
+    // The later file of each process is read, which is reported.
     let table = text(&ferroce(["flight", path]).stdout);
     for (early, late) in first.iter().zip(&second) {
         let due = format!(
@@ -377,7 +379,7 @@ fn commands_of_processes_are_shown_and_simulations_are_not() {
     let mut command = Command::new(FERROCE);
     command.args("fabric allreduce --ranks 16 --bytes 4MiB --count 1000".split_whitespace());
     let simulation = Ranks(vec![command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()]);
-    // The memory of a recorder would be made before the ranks are connected.
+    // A recorder's memory would be allocated before the ranks are connected.
     let pid = simulation.0[0].id();
     let peak = || {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -389,7 +391,7 @@ fn commands_of_processes_are_shown_and_simulations_are_not() {
     assert!(text(&output.stderr).contains("has no visible flight recorder"), "{}", text(&output.stdout));
 }
 
-/// To the one that has started them.
+/// The signal goes to the process that has started them.
 #[test]
 fn a_signal_to_the_job_has_all_ranks_leave_a_recording() {
     let _alone = alone();
@@ -410,7 +412,7 @@ fn a_signal_to_the_job_has_all_ranks_leave_a_recording() {
     until(LIMIT, || (folder.files().len() == 3).then_some(()), || format!("{:?}", folder.files()));
     let table = text(&ferroce(["flight", folder.0.to_str().unwrap()]).stdout);
     assert!(table.contains(": 3 ranks\n") && table.contains("broadcast of 256 f32"), "{table}");
-    // One that is cut off, as by a disk that was full: the others are shown, and the exit status tells.
+    // A truncated file, as from a full disk: the others are shown, and the exit status reports it.
     let cut = folder.files().pop().unwrap();
     let bytes = fs::read(&cut).unwrap();
     fs::write(&cut, &bytes[..bytes.len() - 1]).unwrap();
@@ -427,7 +429,7 @@ fn what_is_no_recording_is_refused_by_name() {
     fs::create_dir(&empty).unwrap();
     fs::write(&nonsense, "no recording, but long enough").unwrap();
     let shown = |path: &Path| path.to_str().unwrap().to_owned();
-    // A pipe that nobody writes to, as another user may leave it in a directory where all may write.
+    // A FIFO without a writer, which another user may leave in a world-writable directory.
     let (pipe, piped) = (folder.0.join("pipe"), folder.0.join("piped"));
     fs::create_dir(&piped).unwrap();
     for path in [&pipe, &piped.join("ferroce-flight.host.1.0")] {

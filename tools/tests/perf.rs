@@ -20,7 +20,7 @@ fn every_operation_over_loopback() {
         let report = loopback(&format!("{operation} bw -n 300 -q 2 --check"));
         let result = &report["results"][0];
         assert_eq!(result["messages"], 300, "{report}");
-        // Of atomics, 300 originals and the two counters.
+        // For atomics, 300 original values and the two counters.
         let verified = if operation == "atomic" { 302 * 8 } else { 300 * 65536 };
         assert_eq!(result["verified_bytes"], verified, "{operation}: {report}");
 
@@ -75,7 +75,8 @@ fn both_ways_and_over_each_service() {
         ("write bw -b -n 300 -q 2 --check", 600),
         ("read bw -b -n 300 --check", 600),
         ("send bw --bidirectional -n 300 --check", 600),
-        // 3200 packets: nothing slows the sender down, and a port's queue holds 4096 while the other thread has to wait.
+        // 3200 packets: the sender is not slowed down, and a port's queue holds 4096 while the other thread has to
+        // wait.
         ("write bw -c UC -n 200", 200),
         ("send bw --service uc -n 300 -s 3000", 300),
         ("send bw --service ud -n 300", 300),
@@ -87,7 +88,7 @@ fn both_ways_and_over_each_service() {
         let report = loopback(test);
         let result = &report["results"][0];
         assert_eq!(result["messages"], messages, "{test}: {report}");
-        // Of a WRITE of many packets over UC the first alone is counted.
+        // Of a WRITE of several packets over UC, only the first one is counted.
         let (exact, least) = match test {
             "write bw -c UC -n 200" => (Value::Null, 0.into()),
             _ if report["service"] == "rc" => (Value::Null, Value::Null),
@@ -104,7 +105,7 @@ fn both_ways_and_over_each_service() {
         }
         assert_eq!(report["bidirectional"], test.contains("-b"), "{report}");
     }
-    // Until the time is up, both of them.
+    // Both ends send until the time is up.
     let report = loopback("write bw -b -D 0.3");
     assert!(report["results"][0]["messages"].as_u64().unwrap() > 0, "{report}");
 }
@@ -127,17 +128,17 @@ fn a_recorded_run_dissects_without_fault() {
     std::fs::remove_file(&file).unwrap();
     assert_eq!(dissected.code, Some(0), "{dissected:#?}");
     let last: Value = serde_json::from_str(dissected.stdout.lines().last().unwrap()).unwrap();
-    // Three packets a message, and the acknowledgements.
+    // Three packets per message, and the acknowledgements.
     assert!(last["summary"]["roce_packets"].as_u64().unwrap() > 60, "{last}");
     assert_eq!(last["summary"]["roce_packets"], last["summary"]["icrc_ok"], "{last}");
 }
 
-/// It could be anybody's, who is flooded then.
+/// The address may be another host's, which would be flooded.
 #[test]
 fn messages_to_another_address_than_the_clients_are_refused() {
     let _alone = alone();
     let Some(pair) = ends::pair(1500) else { return };
-    // TCP is over IPv4, the GID of IPv6.
+    // TCP uses IPv4, the GID is an IPv6 one.
     let run = |test: &str, ours: &str, theirs: &str| {
         let server = Ferroce::server(&pair.a, &format!("perf {test} -d {VETH} {ours}"));
         let client =
@@ -151,7 +152,7 @@ fn messages_to_another_address_than_the_clients_are_refused() {
         "send bw -b -c UD -n 100",
         "write bw -b -c UC -n 100",
         "send lat -c UC -n 100",
-        // An ACK can come from anybody who knows queue pair and PSN, and the client has been told both.
+        // Anyone who knows queue pair and PSN can send an ACK, and the client knows both.
         "write bw -b -n 100",
         "send bw -b -n 100",
         "write lat -s 1000 -n 100",
@@ -167,7 +168,7 @@ fn messages_to_another_address_than_the_clients_are_refused() {
             assert_eq!((server.code, client.code), (Some(0), Some(0)), "{test}: {server:#?} {client:#?}");
         }
     }
-    // What the server answers here is no longer than what it is asked.
+    // The server's answers are no longer than the requests.
     for test in
         ["write bw -n 100", "send bw -n 100", "atomic bw -n 100", "send lat -n 100", "write lat -n 100"]
     {
@@ -196,7 +197,7 @@ fn every_operation_over_af_xdp() {
     }
 }
 
-/// From device to device, and between a device and the host; every byte is compared.
+/// Between devices, and between a device and the host; every byte is compared.
 #[test]
 fn every_operation_between_devices() {
     let _alone = alone();
@@ -220,14 +221,14 @@ fn every_operation_between_devices() {
             assert_eq!((client.code, server.code), (Some(0), Some(0)), "{command}: {client:#?} {server:#?}");
         }
     }
-    // Datagrams, and without an answer.
+    // Datagrams, without an answer.
     let report = loopback(&format!("send bw -c UD -n 300 --memory {memory}"));
     assert!(report["results"][0]["messages"].as_u64().unwrap() > 0, "{report}");
     let text = Ferroce::start(None, &format!("perf send lat -d loopback -n 50 --memory {memory}")).end();
     assert!(text.stdout.contains(&format!("memory: {memory}")), "{text:#?}");
 }
 
-/// Before a server waits for a client, and before a client lets a server wait.
+/// Before a server waits for a client, and before a client keeps a server waiting.
 #[test]
 fn a_gpu_that_is_not_there_is_refused_at_once() {
     for peer in ["", "127.0.0.1"] {
@@ -278,16 +279,16 @@ fn a_peer_that_is_killed_ends_the_work_in_error() {
         for server_dies in [true, false] {
             let survivor = kill_one(&pair, test, server_dies);
             assert_eq!(survivor.code, Some(1), "{test}: {survivor:#?}");
-            // The budget of the default timeout is 2.6 s.
+            // The retry budget with the default timeout is 2.6 s.
             assert!(survivor.took < Duration::from_secs(6), "{test}: {survivor:#?}");
-            // What the client has under way runs out of retries; what only waits is flushed.
+            // The client's outstanding work exhausts its retries; queued work is flushed.
             let statuses: &[&str] =
                 if server_dies { &["RetryExcErr", "WrFlushErr"] } else { &["WrFlushErr", "RetryExcErr"] };
             assert!(statuses.iter().any(|status| survivor.stderr.contains(status)), "{test}: {survivor:#?}");
             if server_dies && test.ends_with("bw") {
                 assert!(survivor.stderr.contains("RetryExcErr"), "{test}: {survivor:#?}");
             }
-            // The cause stands before what follows from it.
+            // The cause precedes its consequences.
             let last = survivor.stderr.lines().last().unwrap();
             assert!(last.starts_with("ferroce perf: the other end is gone"), "{test}: {survivor:#?}");
             assert!(!survivor.stderr.contains("0.0 s to end"), "{test}: {survivor:#?}");
@@ -322,7 +323,7 @@ fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
     assert_eq!(waiting.end().code, Some(0));
 }
 
-/// Connecting waits for 5 s for a host that says nothing.
+/// Connecting waits 5 s for a host that does not answer.
 #[test]
 fn a_signal_ends_a_client_that_still_connects() {
     let _alone = alone();
@@ -417,7 +418,7 @@ fn loopback(arguments: &str) -> Value {
     Ferroce::start(None, &format!("perf {arguments} -d loopback -u 17 --json")).end().json()
 }
 
-/// Kills one end of a long run; how the other one ends.
+/// Kills one end of a long run; returns how the other one ended.
 fn kill_one(pair: &Namespaces, test: &str, server_dies: bool) -> Outcome {
     let command = format!("perf {test} -D 60 -d {VETH}");
     let before = sent_packets(&pair.b);
@@ -462,7 +463,7 @@ fn two_devices_in_turn() {
     let ratio = value(1, "median") / value(0, "median");
     assert!((row["ratio"].as_f64().unwrap() - ratio).abs() < 1e-9, "{row}");
 
-    // A server that serves once is missed at the second run.
+    // A server without -P is missing at the second run.
     let server = Ferroce::server(&pair.a, &format!("{test} -d {VETH}"));
     let client = format!("{test} -d {VETH} --compare=udp:{VETH} {SERVER}");
     let outcome = Ferroce::start(Some(&pair.b), &client).end();
@@ -470,7 +471,7 @@ fn two_devices_in_turn() {
     assert!(outcome.stderr.contains(&format!("run 2 of 6, over udp:{VETH}: ")), "{outcome:#?}");
     assert_eq!(server.end().code, Some(0));
 
-    // What is missing is said before anything is measured.
+    // A missing device is reported before the measurement.
     for (devices, reason) in [
         (format!("-d {VETH} --compare"), "RNIC"),
         (format!("-d {VETH} --compare=ibverbs:no_such0"), "'ibverbs:no_such0' can't be opened: "),

@@ -1,6 +1,6 @@
-//! `ferroce perf` and the exchange of perftest's programs. The programs themselves are in the guest of
-//! tests/rxe; here both ends are ours, or the peer is a script that only speaks over TCP, in versions and
-//! with faults that the guest's perftest does not have.
+//! `ferroce perf` with the protocol of perftest's programs. The programs themselves run in the guest of tests/rxe; here
+//! both ends are ferroce, or the peer is a script that only uses TCP, with versions and faults that the guest's
+//! perftest does not have.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -24,7 +24,7 @@ fn every_operation_over_loopback() {
     let _alone = alone();
     for operation in ["write", "read", "send", "atomic"] {
         let report = loopback(&format!("{operation} bw -n 300 -q 2"));
-        // Of each queue pair 300, as perftest counts.
+        // 300 on each queue pair, as perftest counts.
         assert_eq!(report["results"][0]["messages"], 600, "{report}");
         let report = loopback(&format!("{operation} lat -n 200"));
         let latency = &report["results"][0]["latency"];
@@ -98,7 +98,7 @@ fn passive_servers_follow_every_version() {
 fn a_client_that_sends_otherwise_than_it_says_is_named() {
     let _alone = alone();
     for (test, qp_type, sends, named) in [
-        // The client completes its WRITEs itself, and reports them all.
+        // The client completes its WRITEs itself, and reports all of them.
         ("write bw", QpType::Uc, "write", &["the peer sends UC packets", "service", "-c"][..]),
         ("send bw", QpType::Uc, "send", &["the peer sends UC packets", "-c"]),
         ("send bw", QpType::Ud, "send", &["the peer sends UD packets", "-c"]),
@@ -106,7 +106,7 @@ fn a_client_that_sends_otherwise_than_it_says_is_named() {
         ("read bw", QpType::Rc, "write", &["refused here", "RDMA_WRITE_ONLY", "same operation"]),
         ("write bw", QpType::Rc, "send", &["sent a SEND", "perf write bw"]),
         ("send bw", QpType::Rc, "long send", &["a message of 77 bytes", "65536", "-s"]),
-        // Some do come, but fewer than it says.
+        // Some arrive, but fewer than it reports.
         ("write bw", QpType::Rc, "write", &["of 100 requests", "10 have arrived", "-b"]),
         ("atomic bw", QpType::Rc, "nothing", &["has not sent a packet", "-b was given at one end"]),
     ] {
@@ -140,7 +140,7 @@ fn clients_and_servers_of_the_connection_manager_are_named() {
     let to = SocketAddr::new(server_address().parse().unwrap(), port);
     (0..5).for_each(|_| requester.call(to));
     drop(requester);
-    // Anybody can ask so; the server still waits for one that does not.
+    // Anyone can send such requests; the server still waits for another client.
     server.interrupt();
     let outcome = server.end();
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
@@ -155,7 +155,7 @@ fn clients_and_servers_of_the_connection_manager_are_named() {
     let client = Ferroce::start(None, &arguments);
     listener.answer();
     fails(client.end(), &["-R", "18539"]);
-    // Nobody is there.
+    // There is no server.
     let arguments = arguments.replace("18539", "18540");
     fails(Ferroce::start(None, &arguments).end(), &["Connection refused", "is the server running?"]);
 }
@@ -172,7 +172,7 @@ fn what_is_no_perftest_is_named() {
     ] {
         let (server, mut client) = Client::of("write bw");
         client.stream.write_all(greeting).unwrap();
-        // It waits for another one.
+        // It waits for another client.
         std::thread::sleep(Duration::from_millis(300));
         server.interrupt();
         let outcome = server.end();
@@ -195,7 +195,7 @@ fn wrong_words_are_named() {
         client.swap(&version("6.06"));
         client.swap(&page);
         client.swap(&line);
-        // Where that was refused already, nobody may be there any more.
+        // If the version was rejected, the server may be gone.
         let _ = client.stream.write_all(&mtu);
         fails(server.end(), &[named]);
     }
@@ -231,7 +231,7 @@ fn wrong_words_are_named() {
     drop(client);
     fails(server.end(), &["control connection is closed", "-s, -n, -q"]);
 
-    // More than anybody says unasked.
+    // More than any client sends without an answer.
     let (server, mut client) = Client::of("write bw");
     client.agree("6.06");
     (0..3).for_each(|_| drop(client.swap(DESTINATION)));
@@ -288,7 +288,7 @@ fn what_perftest_can_not_do_is_refused() {
     }
 }
 
-/// A script in place of a client of perftest's.
+/// A script in place of a perftest client.
 struct Client {
     stream: TcpStream,
 }
@@ -298,7 +298,7 @@ const DESTINATION: &[u8; 108] = b"0000:0001:000011:b2f5a0:000004d2:00007f6b3c0d1
     00:00:00:00:00:00:00:00:00:00:ff:ff:7f:00:00:01:00000000:\0";
 
 impl Client {
-    /// Of a server of `test` that waits for it.
+    /// A client of a server of `test`, which waits for it.
     fn of(test: &str) -> (Ferroce, Client) {
         let arguments = format!("perf {test} -n 10 -d udp:{} -p 0", server_address());
         let mut server = Ferroce::spawn(Command::new(env!("CARGO_BIN_EXE_ferroce")), &arguments);
@@ -309,7 +309,7 @@ impl Client {
         (server, Client { stream })
     }
 
-    /// Says `bytes`, and hears as many.
+    /// Sends `bytes`, and receives as many.
     fn swap(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.stream.write_all(bytes).unwrap();
         let mut answer = vec![0; bytes.len()];
@@ -317,7 +317,7 @@ impl Client {
         answer
     }
 
-    /// Tells of a queue pair until both are connected, and hears of the server's.
+    /// Sends a queue pair until both are connected, and returns the server's.
     fn tell(&mut self, test: &str, own: &str, destination: &[u8]) -> Vec<u8> {
         let first = if test.contains("lat") && !test.starts_with("send") { 2 } else { 1 };
         let again = if own < "5.70" { 0 } else { 1 };
@@ -326,7 +326,7 @@ impl Client {
         answers.into_iter().next().unwrap()
     }
 
-    /// All that comes behind the requests, so many by this client's account.
+    /// The exchange after the requests; `messages` is this client's count.
     fn part(mut self, test: &str, destination: &[u8], messages: u64) {
         if test.ends_with("bw") {
             self.swap(destination);
@@ -338,7 +338,7 @@ impl Client {
         self.stream.write_all(b"done\0").unwrap();
     }
 
-    /// The same, of which the server may not hear the end.
+    /// The same, but the server may close before its end.
     fn leave(mut self, test: &str, destination: &[u8], messages: u64) {
         let mut words = vec![destination.to_vec()];
         if test.ends_with("bw") && !test.starts_with("send") {
@@ -354,18 +354,18 @@ impl Client {
         }
     }
 
-    /// All that comes before the queue pairs.
+    /// The exchange before the queue pairs.
     fn agree(&mut self, own: &str) {
-        // Before 6.28, so that the other end leaves out what that brought.
+        // Before 6.28, so that the other end omits the messages that 6.28 introduced.
         assert_eq!(self.swap(&version(own)), version("6.27"));
         assert_eq!(self.swap(&65536u32.to_be_bytes()), 4096u32.to_be_bytes());
         assert_eq!(self.swap(&64u32.to_be_bytes()), 64u32.to_be_bytes());
-        // The interface is larger, and the smaller one counts.
+        // The interface allows more, and the smaller one is used.
         assert_eq!(self.swap(b"3\0"), b"5\0");
     }
 }
 
-/// Nobody else's addresses.
+/// An address that no other process uses.
 fn server_address() -> String {
     let [.., a, b] = std::process::id().to_be_bytes();
     format!("127.78.{a}.{b}")
@@ -410,7 +410,7 @@ impl Requester {
         text.into_bytes()
     }
 
-    /// To the queue pair that the server has told of.
+    /// Connects to the server's queue pair.
     fn connect(&mut self, told: Vec<u8>) {
         let text = String::from_utf8(told).unwrap();
         let field = |at: usize| u64::from_str_radix(text.split(':').nth(at).unwrap(), 16).unwrap();
@@ -438,7 +438,7 @@ impl Requester {
         context.modify_qp(self.qp, Transition::ReadyToSendUnreliable { sq_psn: psn }).unwrap();
     }
 
-    /// Makes so many requests of a kind, each of which may fail.
+    /// Makes `count` requests of a kind, each of which may fail.
     fn request(&mut self, kind: &str, count: u64) {
         let (remote, mr) = (self.remote, self.mr);
         let kind = kind.trim_end_matches(" bw").trim_end_matches(" lat");
@@ -469,13 +469,13 @@ impl Requester {
         }
     }
 
-    /// Asks for a connection, as perftest with -R; it is refused.
+    /// Requests a connection, as perftest does with -R; it is rejected.
     fn call(&mut self, to: SocketAddr) {
         self.context.connect(self.qp, to, &ConnectionParameters::default()).unwrap();
         assert!(matches!(self.event(), CmEvent::Rejected { .. }));
     }
 
-    /// Takes a connection, as perftest with -R.
+    /// Accepts a connection, as perftest does with -R.
     fn answer(&mut self) {
         let CmEvent::ConnectionRequest(request) = self.event() else { panic!("no request") };
         self.context.accept(request.id, self.qp, &ConnectionParameters::default()).unwrap();

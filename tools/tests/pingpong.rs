@@ -116,7 +116,7 @@ fn services_that_differ_are_named() {
     }
 }
 
-/// Without a packet, and without the other end.
+/// Rejected without a packet, and without the other end.
 #[test]
 fn a_path_mtu_that_the_interface_has_no_room_for_is_refused() {
     let _alone = alone();

@@ -40,7 +40,7 @@ fn start(pair: &Namespaces, port: u16, args: &[&str]) -> [Child; 2] {
     })
 }
 
-/// What rank 0 reports, and what both say beside it.
+/// The report of rank 0, and the log of both ranks.
 fn end(ranks: [Child; 2]) -> (Value, String) {
     let [first, second] = ranks.map(|rank| thread::spawn(|| rank.wait_with_output().unwrap()));
     let (first, second) = (first.join().unwrap(), second.join().unwrap());
@@ -65,11 +65,11 @@ fn every_operation_is_right_by_two_rails() {
     }
 }
 
-/// Operations go on while a link is down, and take it up when it is back.
+/// Operations continue while a link is down, and use it again when it is back.
 #[test]
 fn a_link_goes_down_and_comes_back() {
     let Some(pair) = two_rails() else { return };
-    // A call takes 35 ms at least: so there are some before, between and behind.
+    // A call takes at least 35 ms, so there are some before, during and after the outage.
     for namespace in [&pair.a, &pair.b] {
         for rail in [0, 1] {
             let shaped =

@@ -10,13 +10,13 @@ use std::time::Duration;
 use ends::{Ferroce, Namespaces, Outcome, SERVER, alone};
 use ferroce_driver_test_support::signal::Signal;
 
-/// An address of the loopback interface that is nobody else's.
+/// An address of the loopback interface that no other process uses.
 fn address(last: u8) -> String {
     let [.., a, b] = std::process::id().to_be_bytes();
     format!("127.{}.{a}.{b}", 110 + last)
 }
 
-/// A command of each protocol: what both ends want, the port of the server, and how a client names its server.
+/// A command of each protocol: the options of both ends, the port of the server, and how a client names its server.
 fn protocols() -> [(String, u16, String); 5] {
     let home = "127.0.0.1".to_owned();
     [
@@ -68,7 +68,8 @@ fn a_persistent_server_outlives_a_client_that_fails() {
     assert_eq!(server.end().code, Some(0));
 }
 
-/// Whoever takes the TCP port while a client is served does not end the server, which has it again afterwards.
+/// If another process takes the TCP port while a client is served, the server does not end, and gets the port again
+/// afterwards.
 #[test]
 fn a_persistent_server_waits_for_its_port() {
     let _alone = alone();
@@ -80,7 +81,7 @@ fn a_persistent_server_waits_for_its_port() {
         let first = Ferroce::start(None, &format!("{command} -p {port} -d udp:{} 127.0.0.1", address(1)));
         server.says(client_is_there, || {});
         let stranger = loop {
-            // Until the server has let go of it.
+            // Until the server has released it.
             match TcpListener::bind(("::", port)) {
                 Ok(stranger) => break stranger,
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
@@ -139,7 +140,7 @@ fn a_measurement_that_ends_early_prints_what_it_has_at_both_ends() {
             let mut server = Ferroce::start(None, &format!("{command} -d udp:{}", address(0)));
             server.ready();
             let mut client = Ferroce::start(None, &format!("{command} -d udp:{} 127.0.0.1", address(1)));
-            // A line a second.
+            // One line per second.
             client.says(" Gb/s ", || {});
             client.says(" Gb/s ", || {});
             let (interrupted, other) = if interrupt_client { (client, server) } else { (server, client) };
@@ -180,7 +181,7 @@ fn a_pingpong_that_is_interrupted_prints_what_came() {
 fn a_host_is_found_by_its_name() {
     let _alone = alone();
     let Some(pair) = Namespaces::new(1500) else { return };
-    // The kernel's resolver of a namespace has this file in place of /etc/hosts.
+    // The resolver uses this file in place of /etc/hosts in a namespace.
     let folder = format!("/etc/netns/{}", pair.b);
     fs::create_dir_all(&folder).unwrap();
     fs::write(format!("{folder}/hosts"), format!("fd99::1 peer.test six.test\n{SERVER} peer.test\n"))

@@ -1,4 +1,4 @@
-//! `ferroce stat`, as a user runs it. Others may run ferroce on this machine meanwhile.
+//! `ferroce stat`, as a user runs it. Other programs of ferroce may run on this machine.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -26,7 +26,7 @@ fn stat(arguments: &str) -> Outcome {
     Ferroce::start(None, &format!("stat {arguments}")).end()
 }
 
-/// The contexts of a process, as soon as they are as wanted.
+/// The contexts of a process, as soon as they fulfil the condition.
 fn contexts_when(process: &Ferroce, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     let contexts = || {
         let outcome = stat(&format!("{} --json", process.pid()));
@@ -39,7 +39,7 @@ fn counter(context: &Value, name: &str) -> u64 {
     context["counters"][name].as_u64().unwrap_or_else(|| panic!("no '{name}' in {context:#}"))
 }
 
-/// The sockets that a process has or had, where this user's are.
+/// The sockets that a process has or had, in this user's directory.
 fn sockets(pid: u32) -> Vec<PathBuf> {
     let entries = fs::read_dir(own_directory()).into_iter().flatten();
     let of_process =
@@ -59,7 +59,7 @@ fn uid() -> u32 {
     fs::metadata("/proc/self").unwrap().uid()
 }
 
-/// Both ends of a measurement in one process, under way.
+/// Both ends of a running measurement in one process.
 fn running() -> Ferroce {
     let process = Ferroce::start(None, &format!("{PERF} -d loopback"));
     contexts_when(&process, |contexts| {
@@ -94,7 +94,7 @@ fn counters_of_a_running_process_grow_and_go_with_it() {
             })
     });
 
-    // For people: what is 0 only with --all.
+    // As text: zeros only with --all.
     let text = stat(&pid.to_string()).stdout;
     assert!(text.contains(&format!("(loopback), pid {pid}")) && text.contains("Packets sent."), "{text}");
     assert!(!text.contains("rx_icrc_encapsulated"), "{text}");
@@ -107,7 +107,7 @@ fn counters_of_a_running_process_grow_and_go_with_it() {
     let lines = stat(&format!("{pid} --watch 1 --count 2 --json"));
     assert_eq!(lines.stdout.lines().count(), 2, "{lines:#?}");
 
-    // By device, beside others perhaps.
+    // By device, possibly with others.
     let by_device = stat("loopback0 --json").json();
     let devices: HashSet<_> = by_device.as_array().unwrap().iter().map(|c| labels(c, "device")).collect();
     assert_eq!(devices, HashSet::from(["loopback0".to_owned()]));
@@ -128,14 +128,14 @@ fn the_text_for_prometheus_explains_each_metric_once_and_tells_contexts_apart() 
     let mut seen = HashSet::new();
     let mut values = 0;
     for line in outcome.stdout.lines() {
-        // What comes before the value, or says what is explained, never comes again.
+        // Names before a value, and those after HELP and TYPE, are unique.
         let key = match line.strip_prefix("# ") {
             Some(header) => header.split(' ').take(2).collect::<Vec<_>>().join(" "),
             None => {
                 values += 1;
                 let (series, value) = line.rsplit_once(' ').unwrap();
                 value.parse::<u64>().unwrap_or_else(|error| panic!("{line}: {error}"));
-                // Of what was looked for, not of a context.
+                // About the search, not about a context.
                 if !series.starts_with("ferroce_contexts") {
                     assert!(series.starts_with("ferroce_") && series.ends_with("\"}"), "{line}");
                     assert!(series.contains(&format!("pid=\"{}\"", process.pid())), "{line}");
@@ -157,7 +157,7 @@ fn a_killed_process_is_not_shown_and_what_it_left_is_removed() {
     process.end();
     let left = sockets(pid);
     assert_eq!(left.len(), 2, "SIGKILL leaves the sockets");
-    // Its number may be somebody else's again one day; this one can be nobody's.
+    // Process ids are reused; this one can't exist.
     let never = left[0].with_file_name(format!("{}.0.x", u32::MAX));
     drop(UnixListener::bind(&never).unwrap());
     let gone = stat(&pid.to_string());
@@ -184,7 +184,7 @@ fn a_process_that_does_not_answer_is_named_and_holds_nobody_up() {
     assert!(outcome.took < Duration::from_secs(20), "{outcome:#?}");
 }
 
-/// What a server at `address` answers to these bytes.
+/// The answer of a server at `address` to these bytes.
 fn ask(address: &str, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -219,7 +219,7 @@ fn a_prometheus_server_is_answered_over_http() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
     }
 
-    // One that says nothing, and one that goes away, do not keep the next one out.
+    // A client that sends nothing, and one that closes, do not block the next one.
     let silent = TcpStream::connect(&address).unwrap();
     drop(TcpStream::connect(&address).unwrap());
     assert!(ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
@@ -239,7 +239,7 @@ fn a_prometheus_server_is_answered_over_http() {
         "{answer}"
     );
 
-    // Without a process there is nothing to tell, and that is no error.
+    // Without a process there are no metrics, and that is no error.
     process.interrupt();
     process.end();
     let answer = ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n");
@@ -271,7 +271,7 @@ fn both_ends_over_af_xdp_and_a_server_that_waits() {
     }
 }
 
-/// Somebody without rights.
+/// A user without rights.
 const NOBODY: u32 = 65534;
 
 #[test]
@@ -281,7 +281,7 @@ fn an_ordinary_user_sees_their_own_and_root_sees_them_too() {
         println!("skipped: needs root, to become somebody else");
         return;
     }
-    // The build's folder may be closed to others.
+    // The build's folder may not be accessible to others.
     let program = std::env::temp_dir().join(format!("ferroce-stat-test-{}", std::process::id()));
     fs::copy(env!("CARGO_BIN_EXE_ferroce"), &program).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
@@ -304,11 +304,11 @@ fn an_ordinary_user_sees_their_own_and_root_sees_them_too() {
     of_nobody.interrupt();
     of_nobody.end();
 
-    // A folder that somebody else could have made is not used, and nothing else suffers.
+    // A folder that another user could have created is not used, without other effects.
     fs::set_permissions(&directory, Permissions::from_mode(0o755)).unwrap();
     let unshown = by_nobody("perf write bw -d loopback -n 10").end();
     fs::set_permissions(&directory, Permissions::from_mode(0o700)).unwrap();
-    // It stays if processes of others that were killed have left something.
+    // It remains if killed processes of others have left files.
     let _ = fs::remove_dir(&directory);
     fs::remove_file(Path::new(&program)).unwrap();
     assert_eq!(unshown.code, Some(0), "{unshown:#?}");
@@ -325,7 +325,7 @@ impl Litter {
         self.0.last().unwrap().clone()
     }
 
-    /// A socket in `directory` whose every reader gets `text`, or nothing at all.
+    /// A socket in `directory` that sends `text` to each reader, or nothing.
     fn socket(&mut self, directory: &Path, name: &str, text: Option<String>) -> PathBuf {
         let path = self.path(directory.join(format!("{}.{name}", std::process::id())));
         let listener = UnixListener::bind(&path).unwrap();
@@ -334,7 +334,7 @@ impl Litter {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 if let Some(text) = &text {
-                    // It may have enough.
+                    // The reader may have closed its end.
                     let _ = stream.write_all(text.as_bytes());
                 } else {
                     readers.push(stream);
@@ -353,7 +353,7 @@ impl Drop for Litter {
     }
 }
 
-/// A text of so many metrics.
+/// A text with this many metrics.
 fn text(labels: &str, metrics: usize) -> String {
     let of = |n| format!("# TYPE ferroce_m{n} gauge\nferroce_m{n}{{{labels}}} 1\n");
     (0..metrics).map(of).collect()
@@ -364,7 +364,7 @@ fn what_others_put_into_tmp_stops_nobody() {
     let _alone = alone();
     let process = running();
     let mut litter = Litter::default();
-    // Nobody has such a number.
+    // No process has such a number.
     let mut next = u64::from(4_000_000_000 + std::process::id() % 1_000_000 * 10);
     let mut named = || {
         next += 1;
@@ -396,19 +396,19 @@ fn what_others_put_into_tmp_stops_nobody() {
     server.signal(Signal::TERM);
     let server = server.end();
     assert_eq!(server.code, Some(0));
-    // What stays as it is is said once.
+    // A repeated problem is reported once.
     assert_eq!(server.stderr.matches(circle.to_str().unwrap()).count(), 1, "{server:#?}");
 }
 
-/// What a server that listens on a port of the kernel's choice says of it.
+/// The address in the log of a server that listens on a port that the kernel chose.
 fn address_of(server: &mut Ferroce) -> String {
     let said = server.ready();
     said.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap().to_owned()
 }
 
-/// One socket of 8,000 labels, and 40 of 15,000 metrics each.
+/// One socket with 8,000 labels, and 40 with 15,000 metrics each.
 #[test]
-fn what_is_too_much_is_refused_at_once() {
+fn too_much_input_is_refused_at_once() {
     let _alone = alone();
     let process = running();
     let refuses = |name: &str, reason: &str| {
@@ -431,7 +431,7 @@ fn what_is_too_much_is_refused_at_once() {
         litter.socket(&own_directory(), &format!("{number}.many"), Some(many.clone()));
     }
     let outcome = refuses(".many", "more than a context does");
-    // 16 of them by name.
+    // 16 of them are listed by name.
     assert_eq!(outcome.stderr.matches(".many").count(), 16, "{outcome:#?}");
     assert!(outcome.stderr.contains("24 more are left out"), "{outcome:#?}");
 }
@@ -445,7 +445,7 @@ fn a_signal_ends_it_while_it_waits() {
     for (arguments, signal, status) in [
         ("", Signal::TERM, 130),
         ("--watch 100", Signal::INT, 130),
-        // A server has done its work.
+        // For a server, a signal is the normal end.
         ("--listen 127.0.0.1:0", Signal::TERM, 0),
         ("--listen 0", Signal::INT, 0),
     ] {
@@ -483,7 +483,7 @@ fn who_says_it_is_the_kernels_word() {
         println!("skipped in part: needs root, to give a directory away");
         return;
     }
-    // Two in a directory of somebody else's: one that root listens on, and a link to one of root's.
+    // Two in a directory of another user: one that root listens on, and a link to one of root's.
     let directory = litter.path(format!("/tmp/ferroce-{}", 3_000_000_000 + std::process::id()));
     fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
     let mut inside = Litter::default();
@@ -539,8 +539,8 @@ fn bad_input_is_named() {
     assert!(outcome.stderr.contains(&address), "{outcome:#?}");
 }
 
-/// Root of a user namespace has the sockets of the user that it is outside, where that user finds them too, and
-/// nothing to do with those of root.
+/// Root of a user namespace has the sockets of the user that it is outside, where that user finds them, too, and no
+/// access to those of root.
 #[test]
 fn root_of_a_user_namespace_has_its_own_sockets() {
     if !ends::is_root() {
@@ -549,10 +549,10 @@ fn root_of_a_user_namespace_has_its_own_sockets() {
     if !ends::has_user_namespaces() {
         return;
     }
-    // A user of no other test, and of no session.
+    // A user id that no other test and no session uses.
     const UID: u32 = 64_999;
     let user = format!("setpriv --reuid {UID} --regid {UID} --clear-groups env -u XDG_RUNTIME_DIR");
-    // Where that user finds it: the checkout may be in a folder that is closed to others.
+    // In a place that this user can access: the checkout may be in a folder that is closed to others.
     let ferroce = std::env::temp_dir().join(format!("ferroce-of-all-{}", std::process::id()));
     fs::copy(env!("CARGO_BIN_EXE_ferroce"), &ferroce).unwrap();
     let run = |what: &str| {

@@ -31,7 +31,7 @@ const RUNS: [(&str, bool); 15] = [
     ("udaddy -d loopback", false),
 ];
 
-/// What clap answers.
+/// Commands that clap answers.
 const HELP: [&str; 4] = ["--help", "--version", "help perf", "stat --help"];
 
 const CAPTURE: &str =
@@ -45,7 +45,7 @@ fn shown() -> Ferroce {
     server
 }
 
-/// A file that `flight` reads, of a communicator that has done nothing.
+/// A file for `flight`, of a communicator without operations.
 fn recording() -> String {
     let path = format!("{}/flight-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let switch = Switch::new(SwitchConfig::default()).unwrap();
@@ -91,7 +91,7 @@ fn full() -> Stdio {
     File::create("/dev/full").unwrap().into()
 }
 
-/// A pipe whose reader has gone.
+/// A pipe whose reader has closed its end.
 fn closed() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -103,7 +103,7 @@ fn every_sub_command_is_tested_here() {
     let help = run("--help", Stdio::piped(), Stdio::piped());
     let help = String::from_utf8(help.stdout).unwrap();
     let list = help.split("Commands:").nth(1).unwrap().split("\n\n").next().unwrap();
-    // Descriptions go on in further lines, which begin with more spaces.
+    // Descriptions continue in further lines, which begin with more spaces.
     let starts =
         list.lines().filter_map(|line| line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')));
     let names: Vec<&str> = starts.filter_map(|line| line.split_whitespace().next()).collect();
@@ -144,7 +144,7 @@ fn a_reader_that_goes_changes_no_exit_status() {
             assert!(!said.contains("panicked"), "{arguments}, {what}: {said}");
         }
     }
-    // A failure is told by the exit status alone where it can't be said.
+    // If a failure can't be printed, only the exit status reports it.
     for (arguments, status) in [("perf write bw -d no-such-device", 2), ("stat 1", 1), ("nonsense", 2)] {
         for stderr in [closed(), full()] {
             assert_eq!(run(arguments, Stdio::piped(), stderr).status.code(), Some(status), "{arguments}");
@@ -222,7 +222,7 @@ fn one_variable_says_what_is_logged() {
         let said = said(&outcome);
         assert_eq!(said.contains("INFO"), info, "{filter}: {said}");
     }
-    // Set for another program, perhaps.
+    // RUST_LOG may have been set for another program.
     let outcome = with("inof");
     assert_eq!(outcome.status.code(), Some(0), "{outcome:?}");
     assert!(said(&outcome).contains("RUST_LOG: 'inof' is neither a level"), "{outcome:?}");

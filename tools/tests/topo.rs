@@ -47,7 +47,7 @@ fn a_server_as_text() {
             "\nplacement: no problem found\n",
         ],
     );
-    // The console is neither GPU nor NIC.
+    // The console is neither a GPU nor a NIC.
     assert!(!text.contains("0000:03:00.0"), "{text}");
     let bound = topo(sysfs.root(), "--cpus 56-60 --local-rank 0").stdout;
     check(
@@ -100,7 +100,7 @@ fn a_server_with_faults_as_json() {
         assert!(report["warnings"][0][part].as_str().is_some_and(|text| !text.is_empty()), "{part}");
     }
     assert!(report["process"].is_null());
-    // Into a file, and nothing else.
+    // Only to a file.
     let file = sysfs.root().join("report.json");
     let outcome = topo(sysfs.root(), &format!("--json={}", file.display()));
     assert_eq!(outcome.stdout, "");
@@ -142,7 +142,7 @@ fn a_virtual_machine() {
     );
 }
 
-/// What is recorded here is what is shown here, but for addresses and for what libraries tell.
+/// The recorded tree gives the same report as this machine, except for addresses and information from libraries.
 #[test]
 fn this_machine_and_its_record() {
     let copy = Sysfs::empty();
@@ -192,7 +192,7 @@ fn what_can_not_be_shown_is_refused() {
     }
 }
 
-/// What somebody may have sent. Nothing of it moves a terminal or breaks the picture.
+/// A tree from an untrusted source. Nothing in it controls a terminal or breaks the picture.
 #[test]
 fn a_hostile_tree_does_no_harm() {
     let sysfs = Sysfs::of(DGX_H100);
@@ -208,7 +208,7 @@ fn a_hostile_tree_does_no_harm() {
         sysfs.link(format!("bus/pci/devices/0000:fe:0{nth}.0"), &function);
         sysfs.link(format!("class/net/{name}"), &format!("{function}/net/{name}"));
     }
-    // GPUs without an end, links in a circle, files that never end.
+    // Very many GPUs, links in a circle, files that never end.
     for nth in 0..600 {
         let address = format!("0001:{:02x}:{:02x}.0", nth / 32, nth % 32);
         let function = format!("devices/pci0001:00/{address}");

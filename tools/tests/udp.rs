@@ -1,5 +1,5 @@
-//! The command over UDP sockets, with every byte compared: as an ordinary user over the loopback
-//! interface, and between namespaces.
+//! The command over UDP sockets, with every byte compared: as an ordinary user over the loopback interface, and between
+//! namespaces.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -11,7 +11,7 @@ use std::process::Command;
 
 use ends::{Ferroce, Namespaces, Outcome, SERVER, VETH, alone};
 
-/// A copy of the program that everybody may run; what it was built into may not let others in.
+/// A copy of the program that every user may run; the build's folder may not be accessible to others.
 struct Program(PathBuf);
 
 impl Program {
@@ -22,7 +22,7 @@ impl Program {
         Program(path)
     }
 
-    /// Runs `command` at both ends, each on its device and as nobody if that can be.
+    /// Runs `command` at both ends, each on its device and as nobody if possible.
     fn both(
         &self,
         command: &str,

@@ -1,5 +1,5 @@
-//! Exit status 0 is for work that was done: captures that can't be written, peers that are other programs or
-//! set up otherwise.
+//! Exit status 0 means that the work was done: captures that can't be written, peers that are other programs or have
+//! other settings.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -16,7 +16,7 @@ use ferroce::{
     SendWorkRequest, Transition,
 };
 
-/// An address of the loopback interface that is nobody else's.
+/// An address of the loopback interface that no other process uses.
 fn address(last: u8) -> String {
     let [.., a, b] = std::process::id().to_be_bytes();
     format!("127.{}.{a}.{b}", 90 + last)
@@ -36,7 +36,7 @@ fn a_capture_on_a_full_disk_is_a_failure() {
         "perf write bw -d loopback -n 1000 --pcap",
         "pingpong -d loopback -n 1000 --pcap",
         "rping -d loopback -C 500 --pcap",
-        // Less than a buffer: it is found out at the very end.
+        // Less than a buffer: the error occurs at the very end.
         "pingpong -d loopback -n 30 --pcap",
     ] {
         let mut command = Command::new("unshare");
@@ -48,7 +48,7 @@ fn a_capture_on_a_full_disk_is_a_failure() {
     fs::remove_dir(&folder).unwrap();
 }
 
-/// A shell that has neither packages nor a way to them, as root.
+/// A shell without packages and without network access, as root.
 #[test]
 fn ci_without_its_packages_is_a_failure() {
     let tools = std::env::temp_dir().join(format!("ferroce-ci-{}", std::process::id()));
@@ -58,7 +58,7 @@ fn ci_without_its_packages_is_a_failure() {
         ("dpkg-query", "exit 1"),
         ("apt-get", "echo no network >&2; exit 100"),
         ("cargo", "exit 0"),
-        // What a machine may have or not; what is tested comes behind it.
+        // Tools that a machine may or may not have; the tested one comes after them.
         ("g++", "exit 0"),
     ] {
         let tool = tools.join(name);
@@ -78,7 +78,7 @@ fn ci_without_its_packages_is_a_failure() {
     assert_eq!(here.status.code(), Some(0), "{here:?}");
     assert_eq!(ci.status.code(), Some(1), "{ci:?}");
     assert!(said.contains("libxdp-dev") && said.contains("CI"), "{said}");
-    // Nor does a list of targets that is empty pass.
+    // An empty list of targets does not pass, either.
     let said = String::from_utf8_lossy(&fuzz.stderr);
     assert_eq!(fuzz.status.code(), Some(1), "{fuzz:?}");
     assert!(said.contains("no fuzz targets in"), "{said}");
@@ -125,7 +125,7 @@ fn a_peer_that_does_not_answer_refers_to_the_doctor() {
         server.kill();
         client.end()
     };
-    // A server that ends between its acknowledgement and its answer leaves nothing to be sent again.
+    // If a server ends between its acknowledgement and its answer, nothing is left to retransmit.
     let mut ends = std::iter::repeat_with(deserted).take(4);
     let client = ends.find(|client| !client.stderr.contains("the peer has sent nothing")).unwrap();
     assert_eq!(client.code, Some(1), "{client:#?}");
@@ -133,7 +133,7 @@ fn a_peer_that_does_not_answer_refers_to_the_doctor() {
     assert!(client.stderr.contains("RetryExcErr") && client.stderr.contains(&advice), "{client:#?}");
 }
 
-/// What a client of the connection manager does that is not rping.
+/// The behavior of a connection manager client that is not rping.
 #[derive(Clone, Copy, Debug)]
 enum Stranger {
     Leaves,

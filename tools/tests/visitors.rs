@@ -1,5 +1,5 @@
-//! Whoever connects to the TCP port of a server, without being the client that it waits for, and a client of
-//! `ferroce perf` that counts what can't be.
+//! Connections to the TCP port of a server from others than the expected client, and a client of `ferroce perf` with
+//! impossible counts.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -14,7 +14,7 @@ use ends::{Ferroce, Outcome, alone};
 use ferroce_driver_test_support::signal::Signal;
 use serde_json::{Value, json};
 
-/// An address of the loopback interface that is nobody else's.
+/// An address of the loopback interface that no other process uses.
 fn address(last: u8) -> String {
     let [.., a, b] = std::process::id().to_be_bytes();
     format!("127.{}.{a}.{b}", 80 + last)
@@ -49,7 +49,7 @@ fn visitors_neither_end_a_server_nor_hold_it_up() {
             let mut visitor = visit(port);
             visitor.write_all(&junk.repeat(if command.starts_with("perf") { 1 } else { 8 })).unwrap();
         }
-        // These say nothing more, for longer than the test takes.
+        // These send nothing more, for longer than the test takes.
         let mut silent: Vec<TcpStream> = (0..40).map(|_| visit(port)).collect();
         silent[5].write_all(b"frcperf\x03").unwrap();
         silent[6].write_all(b"6.06\0").unwrap();
@@ -60,7 +60,7 @@ fn visitors_neither_end_a_server_nor_hold_it_up() {
         assert_eq!((client.code, server.code), (Some(0), Some(0)), "{command}: {client:#?} {server:#?}");
         assert!(client.took < Duration::from_secs(5), "{command}: {client:#?}");
         let lines = server.stderr.lines().filter(|line| line.contains("is not a client")).count();
-        // A line for each that has closed or said something else, and for those beyond the limit.
+        // A line for each that has closed or sent something else, and for those beyond the limit.
         assert!((6..=24).contains(&lines), "{command}: {lines} lines in {}", server.stderr);
     }
 }
@@ -78,10 +78,10 @@ fn a_server_that_waits_among_visitors_is_interrupted() {
 }
 
 #[test]
-fn counts_that_can_not_be_are_refused() {
+fn impossible_counts_are_refused() {
     let _alone = alone();
     for (test, check, count, named) in [
-        // Of one byte nothing is left to be compared, so that no comparison ends it.
+        // With one byte nothing is left to compare, so no comparison ends it.
         ("write lat", true, u64::MAX, &["18446744073709551615", "at most 8388608", "--check"][..]),
         ("write bw", false, u64::MAX, &["18446744073709551615", "at most 281474976710656"]),
     ] {
@@ -100,7 +100,7 @@ fn counts_that_can_not_be_are_refused() {
 #[test]
 fn a_client_that_goes_with_words_unread_is_noticed() {
     let _alone = alone();
-    // With an ACK timeout of 31 the work under way would have days.
+    // With an ACK timeout of 31 the outstanding work would take days.
     for (service, bidirectional, timeout, count) in
         [("rc", false, 14, 5_u64), ("uc", true, 31, 1 << 40), ("rc", true, 31, 100)]
     {
@@ -108,7 +108,7 @@ fn a_client_that_goes_with_words_unread_is_noticed() {
         let changes = json!({"service": service, "bidirectional": bidirectional, "timeout": timeout});
         let mut client = Client::with(port, "send bw", &changes);
         client.say(&json!({"Lap": {"number": 0, "messages": [count]}}));
-        // It has sent nothing, so the server does not come to the last word.
+        // It has sent nothing, so the server does not reach the final message.
         client.say(&json!({"LapDone": {"messages": [count]}}));
         client.say(&json!("Finish"));
         thread::sleep(Duration::from_millis(300));
@@ -158,7 +158,7 @@ fn numbers_of_a_server_that_can_not_be_are_refused() {
         assert!(server.hear().get("LapDone").is_some());
         let tally = json!({"verified": verified, "lost": lost, "sent": [sent], "nanoseconds": 1});
         server.say(&json!({ "Verified": tally }));
-        // Where it is believed.
+        // Only reached if the tally is accepted.
         server.say(&json!("Closed"));
         drop(server);
         let outcome = ends_by_itself(client);
@@ -189,7 +189,7 @@ fn ibv_srq_pingpong_is_named() {
     let mut client = visit(port);
     for qpn in 0..16 {
         let own = format!("0000:0001{qpn:02x}:abcdef:00000000000000000000ffff7f000001\0");
-        // It may have gone already.
+        // It may be gone already.
         let _ = client.write_all(own.as_bytes());
     }
     let outcome = server.end();
@@ -197,7 +197,7 @@ fn ibv_srq_pingpong_is_named() {
     assert!(outcome.stderr.contains("ibv_srq_pingpong"), "{outcome:#?}");
 }
 
-/// It must, for it ignored signals where it looped.
+/// It must end by itself, since it ignored signals in a loop.
 fn ends_by_itself(server: Ferroce) -> Outcome {
     let outcome = server.end();
     assert!(outcome.took < Duration::from_secs(10), "{outcome:#?}");
@@ -242,12 +242,12 @@ impl Client {
 
     fn say(&mut self, message: &Value) {
         let body = message.to_string();
-        // The other end may have gone.
+        // The other end may be gone.
         let _ = self.0.write_all(&(body.len() as u32).to_be_bytes());
         let _ = self.0.write_all(body.as_bytes());
     }
 
-    /// The next message that says something.
+    /// The next message that is not a heartbeat.
     fn hear(&mut self) -> Value {
         loop {
             let mut length = [0; 4];

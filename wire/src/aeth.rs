@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The credit code that says "no limit": what ferroce sends.
+/// The credit code without a limit, which ferroce sends.
 pub const CREDITS_UNLIMITED: u8 = 31;
 
 /// The ACK extended transport header, 4 bytes.
@@ -24,56 +24,56 @@ impl Aeth {
         Aeth::with_syndrome_byte(syndrome.byte(), msn)
     }
 
-    /// As [`new`](Aeth::new), from a syndrome byte that may be reserved: for those who test receivers.
+    /// As [`new`](Aeth::new), from a syndrome byte that may be reserved, for tests of receivers.
     pub fn with_syndrome_byte(syndrome: u8, msn: u32) -> Aeth {
         let [_, a, b, c] = msn.to_be_bytes();
         Aeth { syndrome, msn: [a, b, c] }
     }
 
-    /// What the responder says; `None` for a reserved syndrome or NAK code, which is ignored.
+    /// The syndrome; `None` for a reserved syndrome or NAK code, which is ignored.
     pub fn syndrome(&self) -> Option<Syndrome> {
         Syndrome::from_byte(self.syndrome)
     }
 
-    /// The syndrome byte as it is.
+    /// The syndrome byte.
     pub fn syndrome_byte(&self) -> u8 {
         self.syndrome
     }
 
-    /// How many messages the responder has completed, modulo 2²⁴.
+    /// The number of messages that the responder has completed, modulo 2²⁴.
     pub fn msn(&self) -> u32 {
         let [a, b, c] = self.msn;
         u32::from_be_bytes([0, a, b, c])
     }
 }
 
-/// What an AETH says.
+/// The meaning of an AETH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
-    /// Positive, with a credit code (see [`credits`]).
+    /// An ACK with a credit code (see [`credits`]).
     Ack {
         /// 0 to 31.
         credit_code: u8,
     },
-    /// Receiver not ready: send again after the timer.
+    /// Receiver not ready: retransmit after the timer.
     RnrNak(RnrTimer),
-    /// Negative.
+    /// A NAK.
     Nak(Nak),
 }
 
-/// Why a request was refused.
+/// The reason for refusing a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Nak {
-    /// A packet is missing: go back.
+    /// A packet is missing: retransmit from it.
     PsnSequenceError = 0,
     /// The request is malformed or not allowed on this QP.
     InvalidRequest = 1,
-    /// The R_Key does not give access to that memory in that way.
+    /// The R_Key does not allow this access to this memory.
     RemoteAccessError = 2,
-    /// The responder failed on its own side.
+    /// The responder has an error of its own.
     RemoteOperationalError = 3,
-    /// Reliable Datagram only.
+    /// For Reliable Datagram only.
     InvalidRdRequest = 4,
 }
 
@@ -109,18 +109,18 @@ impl Syndrome {
     }
 }
 
-/// How many receive work requests a credit code stands for; `None` means no limit.
+/// The number of receive WRs for a credit code; `None` for no limit.
 pub fn credits(code: u8) -> Option<u32> {
     match code & 0x1f {
         0 => Some(0),
         1 => Some(1),
         CREDITS_UNLIMITED => None,
-        // 2, 3, 4, 6, 8, 12, ...: powers of two and the midpoints between them.
+        // 2, 3, 4, 6, 8, 12, ...: powers of two, and the midpoints between them.
         n => Some((2 + u32::from(n & 1)) << (n / 2 - 1)),
     }
 }
 
-/// The RNR timer code of a responder: 0 to 31, in units of 10 µs along a table.
+/// The RNR timer code of a responder: 0 to 31, for values of a table in units of 10 µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RnrTimer(u8);
 
@@ -136,7 +136,7 @@ impl RnrTimer {
         if code < 32 { Some(RnrTimer(code)) } else { None }
     }
 
-    /// The shortest timer that is no shorter than `time`; the longest one, of 655.36 ms, if all are.
+    /// The shortest timer that is at least `time`; the longest one, of 655.36 ms, if all are shorter.
     pub fn at_least(time: Duration) -> RnrTimer {
         (1..32).map(RnrTimer).find(|timer| timer.duration() >= time).unwrap_or(RnrTimer::LONGEST)
     }
@@ -146,7 +146,7 @@ impl RnrTimer {
         self.0
     }
 
-    /// How long the requester waits at least (docs/protocol.md §2).
+    /// The least time that the requester waits (docs/protocol.md §2).
     pub const fn duration(self) -> Duration {
         /// In units of 10 µs.
         const TABLE: [u64; 32] = [

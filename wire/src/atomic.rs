@@ -29,7 +29,7 @@ impl AtomicEth {
         }
     }
 
-    /// The virtual address, in the responder's terms; must be a multiple of 8.
+    /// The virtual address on the responder; must be a multiple of 8.
     pub fn va(&self) -> u64 {
         self.va.get()
     }
@@ -39,18 +39,18 @@ impl AtomicEth {
         RKey::new(self.rkey.get())
     }
 
-    /// What to store (COMPARE_SWAP) or to add (FETCH_ADD).
+    /// The value to store (COMPARE_SWAP) or to add (FETCH_ADD).
     pub fn swap_or_add(&self) -> u64 {
         self.swap_or_add.get()
     }
 
-    /// What must be there for COMPARE_SWAP to store.
+    /// The value at which COMPARE_SWAP stores.
     pub fn compare(&self) -> u64 {
         self.compare.get()
     }
 }
 
-/// The header of an Atomic Acknowledge, 8 bytes: what was in memory before.
+/// The header of an Atomic Acknowledge, 8 bytes: the previous value.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

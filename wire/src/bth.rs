@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::{Opcode, Psn, Qpn};
 
-/// The partition key that every RoCEv2 port has: the default partition, full member.
+/// The partition key of every RoCEv2 port: the default partition, full member.
 pub const PKEY_DEFAULT: PKey = PKey(0xffff);
 
 /// A partition key: 15 bits of partition and the full-member bit.
@@ -13,18 +13,18 @@ pub const PKEY_DEFAULT: PKey = PKey(0xffff);
 pub struct PKey(pub u16);
 
 impl PKey {
-    /// Whether packets with the key `other` may be received under this one: the same partition,
-    /// and at least one of the two a full member (docs/protocol.md §1).
+    /// Whether packets with the key `other` may be received with this one: the same partition, and at least one of the
+    /// two a full member (docs/protocol.md §1).
     pub const fn admits(self, other: PKey) -> bool {
         (self.0 ^ other.0) & 0x7fff == 0 && (self.0 | other.0) & 0x8000 != 0
     }
 
-    /// Whether it is a full member's, and not a limited one's.
+    /// Whether it is a full member's key rather than a limited one's.
     pub const fn is_full_member(self) -> bool {
         self.0 & 0x8000 != 0
     }
 
-    /// Whether it names a partition: 0 is none.
+    /// Whether it is the key of a partition: 0 is not.
     pub const fn is_valid(self) -> bool {
         self.0 & 0x7fff != 0
     }
@@ -36,7 +36,7 @@ impl fmt::Display for PKey {
     }
 }
 
-/// The base transport header, 12 bytes, in front of everything.
+/// The base transport header, 12 bytes, the first transport header of every packet.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Bth {
@@ -59,8 +59,7 @@ impl Bth {
     /// Bytes on the wire.
     pub const LEN: usize = 12;
 
-    /// A header with MigReq set (as ConnectX sends; docs/protocol.md §1), the default P_Key and
-    /// everything else clear.
+    /// A header with MigReq set (like those of ConnectX; docs/protocol.md §1), the default P_Key and zeros elsewhere.
     #[inline]
     pub fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Bth {
         Bth {
@@ -72,7 +71,7 @@ impl Bth {
         }
     }
 
-    /// The opcode byte, which may be no opcode.
+    /// The opcode byte, which may be invalid.
     pub fn opcode_byte(&self) -> u8 {
         self.opcode
     }
@@ -81,7 +80,7 @@ impl Bth {
         self.opcode = opcode.byte();
     }
 
-    /// The responder is asked for a solicited event.
+    /// Whether the responder is requested to raise a solicited event.
     pub fn solicited(&self) -> bool {
         self.flags & SOLICITED != 0
     }
@@ -106,7 +105,7 @@ impl Bth {
         usize::from(self.flags >> 4 & 3)
     }
 
-    /// Sets the low two bits of `pad` as [`pad`](Bth::pad).
+    /// Sets [`pad`](Bth::pad) to the low two bits of `pad`.
     pub fn set_pad(&mut self, pad: usize) {
         self.flags = self.flags & !0x30 | (pad as u8 & 3) << 4;
     }
@@ -121,7 +120,7 @@ impl Bth {
         PKey(self.pkey.get())
     }
 
-    /// The same with another [`pkey`](Bth::pkey).
+    /// The same header with another [`pkey`](Bth::pkey).
     #[inline]
     pub fn in_partition(mut self, pkey: PKey) -> Bth {
         self.set_pkey(pkey);
@@ -148,24 +147,24 @@ impl Bth {
         set_wide(&mut self.dest, BECN, on);
     }
 
-    /// The queue pair that the packet is for.
+    /// The destination queue pair.
     pub fn dest_qpn(&self) -> Qpn {
         Qpn::new(self.dest.get())
     }
 
-    /// Sets [`dest_qpn`](Bth::dest_qpn); the bits beside it stay.
+    /// Sets [`dest_qpn`](Bth::dest_qpn); the other bits of the word are unchanged.
     pub fn set_dest_qpn(&mut self, qpn: Qpn) {
         self.dest = U32::new(self.dest.get() & 0xff00_0000 | qpn.value());
     }
 
-    /// As the ICRC takes it: all that a switch may change is set. FECN, BECN and the six reserved bits
-    /// beside them are a byte of their own.
+    /// The header as covered by the ICRC: all bits that a switch may change are set. FECN, BECN and the six reserved
+    /// bits are a byte of their own.
     pub fn masked(mut self) -> Bth {
         self.dest = U32::new(self.dest.get() | 0xff00_0000);
         self
     }
 
-    /// The responder is asked for an acknowledgement.
+    /// Whether the responder is requested to acknowledge.
     pub fn ack_req(&self) -> bool {
         self.psn.get() & ACK_REQ != 0
     }

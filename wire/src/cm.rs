@@ -29,16 +29,16 @@ pub use rep::{Rep, Rtu};
 pub use req::{Req, TransportType};
 pub use sidr::{SidrRep, SidrReq};
 
-/// A connection manager MAD, in place.
+/// A connection manager MAD that borrows its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmMessage<'a> {
-    /// Chosen by who begins an exchange, repeated by who answers.
+    /// Chosen by the end that begins an exchange, and repeated in answers.
     pub transaction_id: u64,
-    /// Which message, and its fields.
+    /// The message with its fields.
     pub body: CmBody<'a>,
 }
 
-/// The messages, each 232 bytes behind the [`MadHeader`].
+/// The messages, each 232 bytes after the [`MadHeader`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each names the type of its message")]
 pub enum CmBody<'a> {
@@ -104,7 +104,7 @@ impl<'a> CmMessage<'a> {
 }
 
 impl CmBody<'_> {
-    /// The standard's name: `REQ`, `SIDR_REP`.
+    /// The name in the standard: `REQ`, `SIDR_REP`.
     pub const fn name(&self) -> &'static str {
         match self {
             CmBody::Req(_) => "REQ",
@@ -142,7 +142,7 @@ const fn bits(byte: u8, shift: u32, width: u32) -> u8 {
     byte >> shift & mask(width)
 }
 
-/// Replaces what [`bits`] gives; what does not fit into `width` bits is cut.
+/// Replaces the bits that [`bits`] returns by the lowest `width` bits of `value`.
 const fn set_bits(byte: &mut u8, shift: u32, width: u32, value: u8) {
     *byte = *byte & !(mask(width) << shift) | (value & mask(width)) << shift;
 }

@@ -18,7 +18,7 @@ impl Deth {
     /// Bytes on the wire.
     pub const LEN: usize = 8;
 
-    /// From `source_qpn`, for a queue pair whose Q_Key is `qkey`.
+    /// A header from `source_qpn` to a queue pair with the Q_Key `qkey`.
     pub fn new(qkey: u32, source_qpn: Qpn) -> Deth {
         Deth { qkey: U32::new(qkey), reserved: 0, source_qpn: source_qpn.to_bytes() }
     }

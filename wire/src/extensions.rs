@@ -2,9 +2,9 @@ use zerocopy::FromZeros;
 
 use crate::{Aeth, AtomicAckEth, AtomicEth, Deth, Extension, Feth, FrameBuilder, Ieth, ImmDt, Packet, Reth};
 
-/// The headers between BTH and payload, as values: those that a packet has.
+/// The headers of a packet between BTH and payload, as values.
 ///
-/// [`Packet::extensions`] takes them out of a frame, [`FrameBuilder::put_extensions`] writes them into one.
+/// [`Packet::extensions`] returns those of a frame, [`FrameBuilder::put_extensions`] writes them into one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Extensions {
@@ -27,7 +27,7 @@ pub struct Extensions {
 }
 
 impl Extensions {
-    /// Those of a packet.
+    /// The headers of a packet.
     pub(crate) fn of(packet: &Packet<'_>) -> Extensions {
         Extensions {
             deth: packet.deth().copied(),
@@ -41,7 +41,7 @@ impl Extensions {
         }
     }
 
-    /// Removes one, as of a packet that a recorder has cut in front of it.
+    /// Removes a header, for a packet that a recorder has truncated before it.
     pub fn remove(&mut self, extension: Extension) {
         match extension {
             Extension::Deth => self.deth = None,
@@ -55,7 +55,7 @@ impl Extensions {
         }
     }
 
-    /// Appends one to a frame; zeros if it is not there.
+    /// Appends a header to a frame; zeros if it is missing.
     pub(crate) fn put(&self, extension: Extension, frame: &mut FrameBuilder<'_>) {
         match extension {
             Extension::Deth => frame.put(&self.deth.unwrap_or_else(Deth::new_zeroed)),

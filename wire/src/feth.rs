@@ -1,7 +1,7 @@
 use zerocopy::byteorder::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// How much a FLUSH is about.
+/// The memory that a FLUSH affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selectivity {
     /// The range of the RETH.
@@ -10,12 +10,12 @@ pub enum Selectivity {
     MemoryRegion,
 }
 
-/// How far a FLUSH pushes the bytes.
+/// The guarantees of a FLUSH for the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushType {
-    /// Visible to every reader on the responder's machine.
+    /// Visible to every reader on the responder's host.
     pub global_visibility: bool,
-    /// Kept through a loss of power.
+    /// Kept after a loss of power.
     pub persistence: bool,
 }
 
@@ -39,7 +39,7 @@ impl Feth {
         Feth { word: U32::new(sel << 4 | plt) }
     }
 
-    /// How much to flush; `None` for the two reserved codes.
+    /// The memory to flush; `None` for the two reserved codes.
     pub fn selectivity(&self) -> Option<Selectivity> {
         match self.word.get() >> 4 & 3 {
             0 => Some(Selectivity::Range),
@@ -48,7 +48,7 @@ impl Feth {
         }
     }
 
-    /// How far to flush.
+    /// The requested guarantees.
     pub fn flush_type(&self) -> FlushType {
         let plt = self.word.get();
         FlushType { global_visibility: plt & 1 != 0, persistence: plt & 2 != 0 }

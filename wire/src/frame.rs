@@ -6,15 +6,15 @@ use crate::{
     ROCE_V2_PORT, VlanTag,
 };
 
-/// How a packet travels.
+/// The encapsulation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encapsulation {
-    /// UDP over IPv4 or IPv6, whichever the GIDs are.
+    /// UDP over IPv4 or IPv6, according to the GIDs.
     RoceV2 {
-        /// The UDP source port; constant for a QP, so that all its packets take one way.
+        /// The UDP source port; constant for a QP, so that all its packets use one path.
         source_port: u16,
     },
-    /// Straight over Ethernet with a GRH.
+    /// Directly over Ethernet, with a GRH.
     RoceV1,
 }
 
@@ -35,7 +35,7 @@ impl Ecn {
     pub const MASK: u8 = 3;
 }
 
-/// From where to where, and with what marks: all that stands in front of the BTH.
+/// Addresses and traffic class of a path: the contents of all headers before the BTH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathAddress {
     /// The sender's hardware address.
@@ -56,12 +56,12 @@ pub struct PathAddress {
     pub flow_label: u32,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// IPv4 identification. With DF set it means nothing (RFC 6864), but the ICRC covers it.
+    /// IPv4 identification. With DF set it has no meaning (RFC 6864), but the ICRC covers it.
     pub identification: u16,
 }
 
-/// The UDP source port that a flow label, or a pair of QPNs when the label is 0, stands for
-/// (docs/protocol.md §1; the hash of rdma-core's `ibv_flow_label_to_udp_sport`).
+/// The UDP source port for a flow label, or for a pair of QPNs if the label is 0 (docs/protocol.md §1; the hash of
+/// rdma-core's `ibv_flow_label_to_udp_sport`).
 pub fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
     let label = match flow_label & 0x000f_ffff {
         0 => {
@@ -75,7 +75,7 @@ pub fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
     ((label & 0x3fff) ^ (label & 0xf_c000) >> 14) as u16 | 0xc000
 }
 
-/// The bytes in front of the BTH for one path, made once; a frame only adds its lengths.
+/// The bytes before the BTH for one path, made once. A frame only adds its lengths.
 #[derive(Clone, Copy, Debug)]
 pub struct PathHeader {
     bytes: [u8; PathHeader::MAX],
@@ -125,7 +125,7 @@ impl PathHeader {
                 put(&[0x45, path.traffic_class, 0, 0]);
                 put(&path.identification.to_be_bytes());
                 put(&[0x40, 0, path.hop_limit, 17, 0, 0]);
-                // A GID that maps an IPv4 address ends with it.
+                // An IPv4-mapped GID ends with the IPv4 address.
                 put(&path.source.0[12..]);
                 put(&path.destination.0[12..]);
             }
@@ -156,7 +156,7 @@ impl PathHeader {
         PathHeader { bytes, network, network_start: network_start as u8, len: len as u8, ipv4_sum }
     }
 
-    /// As it stands for ports whose frames start at the network header.
+    /// The header for ports whose frames start at the network header.
     pub fn without_link(mut self) -> PathHeader {
         let (start, end) = (usize::from(self.network_start), self.len());
         self.bytes.copy_within(start..end, 0);
@@ -210,14 +210,14 @@ impl PathHeader {
         }
     }
 
-    /// Changes the hardware address that frames go to; without a link header there is none.
+    /// Changes the destination hardware address; has no effect without a link header.
     pub fn set_destination_mac(&mut self, mac: MacAddr) {
         if self.network_start > 0 {
             self.bytes[..6].copy_from_slice(&mac.0);
         }
     }
 
-    /// Bytes in front of the BTH.
+    /// The number of bytes before the BTH.
     pub const fn len(&self) -> usize {
         self.len as usize
     }
@@ -230,7 +230,7 @@ impl PathHeader {
         let packet_len = (end - network_start) as u16;
         match self.network {
             NetworkHeader::Ipv4 => {
-                // So that its length is checked once.
+                // The length is then checked only once.
                 let packet = &mut packet[..28];
                 packet[2..4].copy_from_slice(&packet_len.to_be_bytes());
                 let mut sum = self.ipv4_sum + u32::from(packet_len);
@@ -257,24 +257,23 @@ impl PathHeader {
         }
     }
 
-    /// Which network header it has.
+    /// The kind of its network header.
     pub const fn network(&self) -> NetworkHeader {
         self.network
     }
 }
 
-/// Writes one frame, front to back: headers, payload, pad, lengths, ICRC.
+/// Writes a frame from front to back: headers, payload, pad, lengths, ICRC.
 ///
-/// The payload is copied once, from registered memory to the frame, or stays where it is and only
-/// the ICRC reads it.
+/// The payload is copied once, from registered memory to the frame, or is not copied and only read for the ICRC.
 #[derive(Debug)]
 pub struct FrameBuilder<'a> {
     /// The frame; without payload, pad and ICRC if those are `apart`.
     frame: &'a mut [u8],
-    /// Pad and ICRC of a frame whose payload stays where it is.
+    /// Pad and ICRC of a frame whose payload is not copied.
     apart: Option<&'a mut [u8; TAIL_MAX]>,
     path: &'a PathHeader,
-    /// Where the next extension header goes.
+    /// The position of the next extension header.
     cursor: usize,
     payload_start: usize,
     payload_len: usize,
@@ -283,16 +282,16 @@ pub struct FrameBuilder<'a> {
 /// Pad and ICRC.
 const TAIL_MAX: usize = 8;
 
-/// Shorter payloads are copied first and then taken into the ICRC together with the headers: two
-/// registers cost more than a second pass.
+/// Shorter payloads are first copied, and then included in the ICRC together with the headers: two registers cost more
+/// than a second pass.
 const FUSED_MIN: usize = 256;
 
 impl<'a> FrameBuilder<'a> {
-    /// A frame with `bth` (its pad is set here) and `payload_len` bytes of payload, or `None` if
-    /// `buffer` is too small for it.
+    /// Starts a frame with `bth` (its pad is set here) and `payload_len` bytes of payload. Returns `None` if `buffer`
+    /// is too small.
     ///
-    /// Extension headers are then [`put`](FrameBuilder::put) in the order of
-    /// [`Opcode::extensions`]; any that is left out is zero.
+    /// Extension headers are then [`put`](FrameBuilder::put) in the order of [`Opcode::extensions`]; omitted ones are
+    /// zero.
     #[inline]
     pub fn start(
         buffer: &'a mut [u8],
@@ -303,8 +302,8 @@ impl<'a> FrameBuilder<'a> {
         FrameBuilder::start_with(buffer, None, path, bth, payload_len, pad(payload_len))
     }
 
-    /// As [`start`](FrameBuilder::start), with the pad that `bth` has, whether the payload calls for it or not.
-    /// Such a frame is not for [`fill`](FrameBuilder::fill).
+    /// As [`start`](FrameBuilder::start), with the pad of `bth`, even if it does not match the payload. Not for
+    /// [`fill`](FrameBuilder::fill).
     pub(crate) fn start_padded(
         buffer: &'a mut [u8],
         path: &'a PathHeader,
@@ -314,8 +313,8 @@ impl<'a> FrameBuilder<'a> {
         FrameBuilder::start_with(buffer, None, path, bth, payload_len, bth.pad())
     }
 
-    /// As [`start`](FrameBuilder::start), for a payload that stays where it is: `head` is for what is
-    /// in front of it, `tail` for what is behind.
+    /// As [`start`](FrameBuilder::start), for a payload that is not copied: `head` is for the part before it, `tail`
+    /// for the part after it.
     #[inline]
     pub fn start_apart(
         head: &'a mut [u8],
@@ -327,7 +326,7 @@ impl<'a> FrameBuilder<'a> {
         FrameBuilder::start_with(head, Some(tail), path, bth, payload_len, pad(payload_len))
     }
 
-    /// `pad` are the zero bytes behind the payload.
+    /// `pad` is the number of zero bytes after the payload.
     #[inline(always)]
     fn start_with(
         buffer: &'a mut [u8],
@@ -346,13 +345,13 @@ impl<'a> FrameBuilder<'a> {
         if buffer.len() < end {
             return None;
         }
-        // All of the template, whose length is known, wherever there is room: its end is written over.
+        // Copies the whole template, whose length is constant, if there is room: its end is overwritten.
         match buffer.first_chunk_mut() {
             Some(front) => *front = path.bytes,
             None => buffer[..path.len()].copy_from_slice(&path.bytes[..path.len()]),
         }
         let frame = &mut buffer[..end];
-        // The pad is zero, and what else is there is written over.
+        // The pad must be zero; the other bytes are overwritten.
         let tail = apart.as_deref_mut().or(frame.last_chunk_mut());
         tail.into_iter().for_each(|tail| *tail = [0; TAIL_MAX]);
         frame[path.len()..cursor].copy_from_slice(bth.as_bytes());
@@ -360,13 +359,13 @@ impl<'a> FrameBuilder<'a> {
         Some(FrameBuilder { frame, apart, path, cursor, payload_start, payload_len })
     }
 
-    /// Appends an extension header. One more than the opcode has is dropped (and is a bug).
+    /// Appends an extension header. A header beyond those of the opcode is dropped (and is a bug).
     #[inline]
     pub fn put(&mut self, header: &(impl IntoBytes + Immutable)) {
         let bytes = header.as_bytes();
         let end = self.cursor + bytes.len();
         debug_assert!(end <= self.payload_start, "more headers than the opcode has");
-        // As long as the header, which is known: an instruction or two and no call.
+        // A slice of the header's length, which is constant: an instruction or two without a call.
         if let Some(room) = self.frame.get_mut(self.cursor..self.cursor + bytes.len())
             && end <= self.payload_start
         {
@@ -375,8 +374,8 @@ impl<'a> FrameBuilder<'a> {
         }
     }
 
-    /// Appends the extension headers that the opcode has, in its order. Of those that are `None` the bytes are
-    /// zero; those that the opcode does not have are left out.
+    /// Appends the extension headers of the opcode, in its order. Headers that are `None` are written as zeros; headers
+    /// that the opcode does not have are omitted.
     pub fn put_extensions(&mut self, extensions: &Extensions) {
         let opcode = Opcode::from_byte(self.frame[self.path.len()]);
         for extension in opcode.map_or(&[][..], Opcode::extensions) {
@@ -384,7 +383,7 @@ impl<'a> FrameBuilder<'a> {
         }
     }
 
-    /// The payload, to be filled before [`finish`](FrameBuilder::finish); empty if it is apart.
+    /// The payload, to be written before [`finish`](FrameBuilder::finish); empty if it is apart.
     #[inline]
     pub fn payload(&mut self) -> &mut [u8] {
         match self.apart {
@@ -393,12 +392,12 @@ impl<'a> FrameBuilder<'a> {
         }
     }
 
-    /// Ends a frame whose [`payload`](FrameBuilder::payload) is in place. Returns its bytes.
+    /// Finishes a frame whose [`payload`](FrameBuilder::payload) is written. Returns its length.
     pub fn finish(self) -> usize {
         self.finish_with(icrc::Portable)
     }
 
-    /// As [`finish`](FrameBuilder::finish), with the ICRC by `crc`.
+    /// As [`finish`](FrameBuilder::finish), with the ICRC computed by `crc`.
     #[inline(always)]
     pub fn finish_with(mut self, crc: impl Crc32) -> usize {
         self.end_headers();
@@ -409,8 +408,8 @@ impl<'a> FrameBuilder<'a> {
         self.frame.len()
     }
 
-    /// Ends a frame with the payload that is in `pieces`, all together as long as was said. Returns its
-    /// bytes, or what it has in `head` and in `tail`, for a payload that is apart.
+    /// Finishes a frame with the payload in `pieces`, whose total length must be the stated one. Returns the frame's
+    /// length and 0, or, for a payload that is apart, the lengths of `head` and `tail`.
     #[inline(always)]
     pub fn fill<C: Crc32>(mut self, crc: C, pieces: impl Iterator<Item = impl Piece<C>>) -> (usize, usize) {
         if self.apart.is_none() && self.payload_len < FUSED_MIN {
@@ -448,7 +447,7 @@ impl<'a> FrameBuilder<'a> {
         written
     }
 
-    /// Zeros for headers that were left out.
+    /// Writes zeros for omitted headers.
     #[inline]
     fn end_headers(&mut self) {
         if self.cursor < self.payload_start {
@@ -457,19 +456,19 @@ impl<'a> FrameBuilder<'a> {
     }
 }
 
-/// A piece of a payload: a slice, or memory that somebody may write meanwhile, of which there are only copies.
+/// A piece of a payload: a slice, or memory that others may write meanwhile, which is accessed only by copies.
 #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
 pub trait Piece<C: Crc32>: Copy {
-    /// How many bytes.
+    /// The number of bytes.
     fn len(self) -> usize;
 
-    /// Copies all of it to `to`, which is as long.
+    /// Copies all bytes to `to`, which has the same length.
     fn copy_to(self, to: &mut [u8]);
 
-    /// The register behind it ([`Crc32::update`]).
+    /// The register after it ([`Crc32::update`]).
     fn update(self, crc: C, register: u32) -> u32;
 
-    /// The register behind the copy of it that this makes ([`Crc32::copy`]).
+    /// The register after the copy that this makes ([`Crc32::copy`]).
     fn copy(self, crc: C, register: u32, to: &mut [u8]) -> u32;
 }
 
@@ -491,7 +490,7 @@ impl<C: Crc32> Piece<C> for &[u8] {
     }
 }
 
-/// Bytes that bring a payload to a multiple of four.
+/// The number of bytes that pad a payload to a multiple of four.
 pub(crate) fn pad(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }

@@ -13,8 +13,8 @@ impl Gid {
         Gid(address.to_ipv6_mapped().octets())
     }
 
-    /// The GID that an interface with this hardware address has without any configuration:
-    /// fe80::/64 and the modified EUI-64.
+    /// The GID that an interface with this hardware address has without configuration: fe80::/64 and the modified
+    /// EUI-64.
     pub const fn link_local(mac: MacAddr) -> Gid {
         let [a, b, c, d, e, f] = mac.0;
         Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
@@ -25,7 +25,7 @@ impl Gid {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
     }
 
-    /// The IP address that packets carry for this GID.
+    /// The IP address in packets for this GID.
     pub fn to_ip(self) -> IpAddr {
         match self.to_ipv4() {
             Some(v4) => IpAddr::V4(v4),
@@ -33,7 +33,7 @@ impl Gid {
         }
     }
 
-    /// Whether packets for this GID travel over IPv6.
+    /// Whether packets for this GID are sent over IPv6.
     pub fn is_ipv6(self) -> bool {
         self.to_ipv4().is_none()
     }

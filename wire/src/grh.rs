@@ -3,8 +3,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::Gid;
 
-/// The global routing header, 40 bytes: the network header of RoCE v1, and what UD receivers find
-/// in front of a message. It has the shape of an IPv6 header.
+/// The global routing header, 40 bytes: the network header of RoCE v1, and the header before a received UD message. It
+/// has the format of an IPv6 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Grh {
@@ -19,9 +19,9 @@ pub struct Grh {
 impl Grh {
     /// Bytes on the wire.
     pub const LEN: usize = 40;
-    /// The next header that announces a BTH (RoCE v1).
+    /// The next header value for a BTH (RoCE v1).
     pub const NEXT_HEADER_BTH: u8 = 0x1b;
-    /// The next header that announces UDP (RoCEv2 over IPv6).
+    /// The next header value for UDP (RoCEv2 over IPv6).
     pub const NEXT_HEADER_UDP: u8 = 17;
 
     /// A header; `payload_length` counts the bytes after it, ICRC included.
@@ -60,12 +60,12 @@ impl Grh {
         self.version_class_flow.get() & 0x000f_ffff
     }
 
-    /// Bytes after this header.
+    /// The number of bytes after this header.
     pub fn payload_length(&self) -> u16 {
         self.payload_length.get()
     }
 
-    /// What follows: [`NEXT_HEADER_BTH`](Grh::NEXT_HEADER_BTH) or UDP.
+    /// The next header: [`NEXT_HEADER_BTH`](Grh::NEXT_HEADER_BTH) or UDP.
     pub fn next_header(&self) -> u8 {
         self.next_header
     }

@@ -1,28 +1,27 @@
-//! The invariant CRC that ends every RoCE packet (docs/protocol.md §3).
+//! The invariant CRC at the end of every RoCE packet (docs/protocol.md §3).
 //!
-//! A CRC-32 (IEEE 802.3) over 8 bytes of ones, the network header, UDP and BTH with the fields
-//! that a router may change set to ones, and everything after them up to and with the pad.
+//! A CRC-32 (IEEE 802.3) over 8 bytes of ones, over the network header, UDP and BTH with the fields that a router may
+//! change set to ones, and over all bytes after them including the pad.
 
 use crate::{Bth, NetworkHeader};
 
-/// Bytes in which a mask may stand: every header up to the BTH lies within.
+/// The length of a mask, which contains every header up to the BTH.
 pub const MASK_LEN: usize = 64;
 
-/// CRC-32 (IEEE 802.3), by whoever computes it fastest. `register` is that of the hardware: all ones
-/// at the start, not inverted at the end.
+/// An implementation of CRC-32 (IEEE 802.3). `register` is the shift register: all ones at the start, not inverted at
+/// the end.
 pub trait Crc32: Copy {
-    /// The register behind `data`.
+    /// The register after `data`.
     fn update(self, register: u32, data: &[u8]) -> u32;
 
-    /// As [`update`](Crc32::update), of `data` ORed with `mask` as far as that goes.
+    /// As [`update`](Crc32::update), with the beginning of `data` ORed with `mask`.
     fn update_masked(self, register: u32, mask: &[u8; MASK_LEN], data: &[u8]) -> u32;
 
-    /// As [`update`](Crc32::update), of `from`, which it copies to `to` on the way; both are equally
-    /// long.
+    /// As [`update`](Crc32::update) over `from`, which is copied to `to` at the same time. Both have the same length.
     fn copy(self, register: u32, from: &[u8], to: &mut [u8]) -> u32;
 }
 
-/// CRC-32 by crc32fast, on every CPU.
+/// CRC-32 by crc32fast, for every CPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Portable;
 
@@ -48,14 +47,14 @@ impl Crc32 for Portable {
 
 /// The ICRC of a packet.
 ///
-/// `packet` starts at the network header and ends before the ICRC; `network` says which header
-/// that is and so where UDP and BTH lie. `None` if the packet is too short to hold its headers.
+/// `packet` starts at the network header and ends before the ICRC; `network` is the kind of that header, which
+/// determines the positions of UDP and BTH. `None` if the packet is too short for its headers.
 pub fn compute(network: NetworkHeader, packet: &[u8]) -> Option<u32> {
     (packet.len() >= network.bth_start() + Bth::LEN).then(|| !register(network, packet, Portable))
 }
 
-/// The register behind `packet`, which starts at the network header and has its BTH. What follows is
-/// added with [`Crc32::update`], and the inverse of the last register is the ICRC.
+/// The register after `packet`, which starts at the network header and includes its BTH. The remaining bytes are added
+/// with [`Crc32::update`], and the inverse of the last register is the ICRC.
 pub fn register(network: NetworkHeader, packet: &[u8], crc: impl Crc32) -> u32 {
     let mask = match network {
         NetworkHeader::Ipv4 => &IPV4_MASK,
@@ -97,7 +96,7 @@ const IPV6_MASK: [u8; MASK_LEN] = {
     mask
 };
 
-/// The register behind the 8 bytes of ones.
+/// The register after the 8 bytes of ones.
 const BEHIND_ONES: u32 = {
     let mut register = u32::MAX;
     let mut bit = 0;

@@ -1,36 +1,34 @@
-//! The IPv4 identification of a packet, which the ICRC covers and which a UDP socket neither chooses
-//! nor tells.
+//! The IPv4 identification of a packet, which the ICRC covers. A UDP socket neither chooses nor reports it.
 //!
-//! A CRC is linear: two packets of one length that differ in some bits have ICRCs that differ by the
-//! remainder of these bits alone, whatever else is in the packets. The identification is sixteen bits
-//! with `n` bits behind them, so a difference `d` there is the difference d·xⁿ modulo the CRC's
-//! polynomial; and, the other way, a difference of ICRCs times x⁻ⁿ is a difference in the
-//! identification if, and only if, it has no more than sixteen bits.
+//! A CRC is linear: if two packets of one length differ in some bits, their ICRCs differ by the remainder of these bits
+//! alone, regardless of the other bits. The identification has sixteen bits, followed by `n` bits, so a difference `d`
+//! there is the difference d·xⁿ modulo the CRC's polynomial. Conversely, a difference of ICRCs times x⁻ⁿ is a
+//! difference in the identification if, and only if, it has at most sixteen bits.
 
 use crate::ICRC_LEN;
 
-/// Where the identification is in an IPv4 header.
+/// The offset of the identification in an IPv4 header.
 const AT: usize = 4;
-/// Bytes up to the end of the IPv4 header.
+/// The length of the IPv4 header.
 const HEADER: usize = 20;
 
-/// Gives finished packets another identification, and finds the one that a received packet has.
+/// Changes the identification of finished packets, and finds the one of a received packet.
 ///
-/// Remembers what lengths mean, so packets of lengths that come again and again cost a few XORs.
+/// Caches values for recent lengths, so packets of repeated lengths cost a few XORs.
 #[derive(Clone, Debug)]
 pub struct Identifications {
     lengths: [Length; LENGTHS],
 }
 
-/// Lengths that are remembered: those of full packets, of the first of a message, of its last and of
-/// acknowledges.
+/// The number of cached lengths: those of full packets, of the first and the last packet of a message, and of
+/// acknowledgements.
 const LENGTHS: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Length {
-    /// Bytes of the packet; 0 of none.
+    /// The length of the packet; 0 if unused.
     len: usize,
-    /// What each bit of the identification is in the ICRC, the first byte's lowest bit first.
+    /// The difference in the ICRC for each bit of the identification, beginning with the first byte's lowest bit.
     bits: [u32; 16],
     /// x⁻ⁿ.
     back: u32,
@@ -43,8 +41,8 @@ impl Default for Identifications {
 }
 
 impl Identifications {
-    /// Sets the identification of a finished RoCEv2 packet, which starts with its IPv4 header and ends
-    /// with its ICRC. Anything else is left as it is.
+    /// Sets the identification of a finished RoCEv2 packet, which starts with its IPv4 header and ends with its ICRC.
+    /// Other packets are not changed.
     pub fn renumber(&mut self, packet: &mut [u8], identification: u16) {
         let len = packet.len();
         if len < HEADER + ICRC_LEN || packet[0] != 0x45 {
@@ -73,22 +71,21 @@ impl Identifications {
 
     /// The identification with which an IPv4 packet's ICRC would be right, if there is one.
     ///
-    /// `len` are the bytes from the IPv4 header to the end of the ICRC, `identification` is what the
-    /// header says, and `difference` the XOR of the ICRC that the packet has and of the one that its
-    /// bytes call for. Of differences that come from other damage, one of 65536 has an answer here:
-    /// whoever accepts the packet has checked 16 bits, not 32.
+    /// `len` is the length from the IPv4 header to the end of the ICRC, `identification` is the value in the header,
+    /// and `difference` is the XOR of the packet's ICRC and the one computed from its bytes. For one of 65536
+    /// differences with other causes there is a solution too: accepting the packet is a check of 16 bits, not 32.
     pub fn solve(&mut self, len: usize, identification: u16, difference: u32) -> Option<u16> {
         if len < HEADER + ICRC_LEN {
             return None;
         }
         let changed = multiply(difference, self.length(len).back);
-        // The coefficients of x¹⁵ to x⁰ are the upper half.
+        // The coefficients of x¹⁵ to x⁰ are in the upper half.
         let changed = (changed & 0xffff == 0).then_some((changed >> 16) as u16)?;
         Some(identification ^ changed.swap_bytes())
     }
 
     fn length(&mut self, len: usize) -> &Length {
-        // Packets are multiples of four bytes long.
+        // The lengths of packets are multiples of four.
         let length = &mut self.lengths[len / 4 % LENGTHS];
         if length.len != len {
             let behind = bits_behind(len - ICRC_LEN);
@@ -100,20 +97,20 @@ impl Identifications {
     }
 }
 
-/// Bits from the end of the identification to the end of the CRC's division.
+/// The number of bits from the end of the identification to the end of the CRC's division.
 fn bits_behind(covered_len: usize) -> u32 {
     (8 * (covered_len - AT - 2) + 32) as u32
 }
 
-// Polynomials over GF(2) below are as the CRC has them: the highest bit is the coefficient of x⁰, the
-// lowest that of x³¹.
+// Polynomials over GF(2) below are in the CRC's bit order: the highest bit is the coefficient of x⁰, the lowest that of
+// x³¹.
 
 /// CRC-32 (IEEE 802.3), without x³².
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// The least n above 0 with xⁿ = 1; the polynomial is primitive.
+/// The least n above 0 with xⁿ = 1. The polynomial is primitive.
 const ORDER: u32 = u32::MAX;
 
-/// Two bytes, in the order of the wire, as a polynomial: bits go out lowest first.
+/// Two bytes, in the order of the wire, as a polynomial: bits are transmitted lowest first.
 fn polynomial(bytes: u16) -> u32 {
     u32::from(bytes) << 16
 }
@@ -156,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn powers_come_round() {
+    fn powers_wrap_at_the_order() {
         assert_eq!(power(0), 1 << 31);
         assert_eq!(power(ORDER), 1 << 31);
         assert_eq!(multiply(power(12345), power(ORDER - 12345)), 1 << 31);

@@ -3,7 +3,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::RKey;
 
-/// Immediate data, 4 bytes that the receiver finds in its completion.
+/// Immediate data, 4 bytes that are returned in the receiver's completion.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -16,7 +16,7 @@ impl ImmDt {
     /// Bytes on the wire.
     pub const LEN: usize = 4;
 
-    /// The immediate `value`; on the wire most significant byte first.
+    /// The immediate `value`; big-endian on the wire.
     pub fn new(value: u32) -> ImmDt {
         ImmDt { value: U32::new(value) }
     }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// A remote key: what a peer must name, with an address, to reach a memory region or window.
+/// A remote key, with which, and with an address, a peer accesses a memory region or window.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct RKey(u32);
 

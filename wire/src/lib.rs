@@ -1,10 +1,10 @@
-//! RoCEv2 on the wire: every header, the opcode table, the ICRC, and the types that carry the
-//! rules (24-bit PSNs that wrap, opcodes that exist, path MTUs that are one of five).
+//! RoCEv2 on the wire: every header, the opcode table, the ICRC, and types that enforce the rules (24-bit PSNs that
+//! wrap, opcodes that exist, the five path MTUs).
 //!
-//! It is a part of [ferroce](https://docs.rs/ferroce), a RoCEv2 stack in user space, and needs nothing else of it: take it for a dissector,
-//! a traffic generator or a test. No IO, no clock, no allocation on the packet path, no `unsafe`.
+//! It is a part of [ferroce](https://docs.rs/ferroce), a RoCEv2 stack in user space, and can be used alone for a
+//! dissector, a traffic generator or a test. No IO, no clock, no allocation on the packet path, no `unsafe`.
 //!
-//! | to | take |
+//! | to | use |
 //! |---|---|
 //! | parse a frame, from Ethernet or from IP on | [`Packet::parse`]; [`ParseError`] names what is wrong |
 //! | write a frame into a buffer | [`FrameBuilder`], with the headers of a path in [`PathHeader`] |
@@ -98,5 +98,5 @@ pub const ROCE_V2_PORT: u16 = 4791;
 pub const ROCE_V1_ETHERTYPE: u16 = 0x8915;
 /// The Q_Key of the general service interface, QP1.
 pub const GSI_QKEY: u32 = 0x8001_0000;
-/// Bytes of the ICRC that ends every packet.
+/// The length of the ICRC at the end of every packet.
 pub const ICRC_LEN: usize = 4;

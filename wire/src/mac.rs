@@ -5,7 +5,7 @@ use std::fmt;
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// Whether it can be one station's: neither a group's (IEEE 802's I/G bit), nor all zeros.
+    /// Whether it can be the address of a station: neither a group address (IEEE 802's I/G bit) nor all zeros.
     pub const fn is_station(self) -> bool {
         self.0[0] & 1 == 0 && !matches!(self.0, [0, 0, 0, 0, 0, 0])
     }
@@ -18,7 +18,7 @@ impl fmt::Display for MacAddr {
     }
 }
 
-/// An 802.1Q tag. Outside the ICRC, so a switch may rewrite it.
+/// An 802.1Q tag. The ICRC does not cover it, so a switch may rewrite it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VlanTag {
     /// VLAN id, 12 bits.

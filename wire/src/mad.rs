@@ -1,7 +1,7 @@
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a management datagram: the whole payload of a UD SEND to QP1, never more or less.
+/// The length of a management datagram, always the whole payload of a UD SEND to QP1.
 pub const MAD_LEN: usize = 256;
 
 /// The header of a management datagram, 24 bytes (docs/protocol.md §2).
@@ -23,7 +23,7 @@ pub struct MadHeader {
 impl MadHeader {
     /// Bytes on the wire.
     pub const LEN: usize = 24;
-    /// The one base version.
+    /// The only base version.
     pub const BASE_VERSION: u8 = 1;
     /// Class of the connection manager.
     pub const CLASS_CM: u8 = 0x07;
@@ -51,7 +51,7 @@ impl MadHeader {
     /// Whether this is a connection manager MAD.
     ///
     /// # Errors
-    /// The first of base version, class, class version and method that is not right.
+    /// The first invalid field of base version, class, class version and method.
     pub fn check_cm(&self) -> Result<(), MadError> {
         if self.base_version != MadHeader::BASE_VERSION {
             return Err(MadError::BaseVersion(self.base_version));
@@ -68,18 +68,18 @@ impl MadHeader {
         Ok(())
     }
 
-    /// What ties the messages of one exchange together.
+    /// The identifier that all messages of an exchange have in common.
     pub fn transaction_id(&self) -> u64 {
         self.transaction_id.get()
     }
 
-    /// Which message this is.
+    /// The kind of the message.
     pub fn attribute_id(&self) -> u16 {
         self.attribute_id.get()
     }
 }
 
-/// Why a payload is no connection manager MAD. Such a packet is dropped, not answered.
+/// The reason why a payload is not a connection manager MAD. Such a packet is dropped without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum MadError {
@@ -98,7 +98,7 @@ pub enum MadError {
     /// Not a Send.
     #[error("CM method {0:#04x}: must be {method:#04x}", method = MadHeader::METHOD_SEND)]
     Method(u8),
-    /// An attribute that is no message.
+    /// An unknown attribute.
     #[error("CM attribute {0:#06x}: must be 0x0010 (REQ) to 0x001a (APR)")]
     Attribute(u16),
 }

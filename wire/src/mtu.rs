@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// The payload bytes of a full packet; one of five.
+/// The payload bytes of a full packet: one of five values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum PathMtu {
@@ -36,13 +36,13 @@ impl PathMtu {
         self as u8
     }
 
-    /// That of a verbs code.
+    /// The path MTU with this verbs code.
     pub fn from_code(code: u8) -> Option<PathMtu> {
         PathMtu::ALL.into_iter().find(|mtu| mtu.code() == code)
     }
 
-    /// The largest IP packet that this path MTU makes: the payload and the worst headers, a WRITE
-    /// Only with immediate or a UD SEND, 64 bytes over IPv4 and 84 over IPv6 (docs/protocol.md §1).
+    /// The largest IP packet with this path MTU: the payload and the longest headers, those of a WRITE Only with
+    /// immediate or a UD SEND, 64 bytes over IPv4 and 84 over IPv6 (docs/protocol.md §1).
     pub const fn required_l3_mtu(self, ipv6: bool) -> u32 {
         self.bytes() + if ipv6 { 84 } else { 64 }
     }
@@ -52,21 +52,21 @@ impl PathMtu {
         PathMtu::ALL.into_iter().rev().find(|p| p.required_l3_mtu(ipv6) <= l3_mtu)
     }
 
-    /// How many packets a message of `bytes` takes: at least one.
+    /// The number of packets of a message of `bytes`: at least one.
     pub const fn packets(self, bytes: u32) -> u32 {
         let before_last = (bytes - (bytes != 0) as u32) >> self.shift();
         before_last + 1
     }
 }
 
-/// A number that is no path MTU.
+/// An invalid path MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("path MTU {0}: must be 256, 512, 1024, 2048 or 4096 bytes")]
 pub struct InvalidPathMtu(pub u32);
 
 impl TryFrom<u32> for PathMtu {
     type Error = InvalidPathMtu;
-    /// From bytes, not from the code.
+    /// From a number of bytes, not from the code.
     fn try_from(bytes: u32) -> Result<PathMtu, InvalidPathMtu> {
         PathMtu::ALL.into_iter().find(|p| p.bytes() == bytes).ok_or(InvalidPathMtu(bytes))
     }

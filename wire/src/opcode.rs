@@ -9,40 +9,40 @@ pub enum Service {
     Uc,
     /// Unreliable Datagram.
     Ud,
-    /// Congestion notification, which belongs to no service.
+    /// Congestion notification, which has no service.
     Cnp,
 }
 
-/// What a packet does, without its place in the message.
+/// The operation of a packet, regardless of its position in the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Into the next receive work request.
+    /// Delivers to the next receive WR.
     Send,
-    /// Into memory that the requester names.
+    /// Writes to memory that the requester names.
     Write,
-    /// Asks for memory that the requester names.
+    /// Requests memory that the requester names.
     ReadRequest,
-    /// Answers a READ; FLUSH and ATOMIC WRITE too, with an empty one.
+    /// Answers a READ, and without payload a FLUSH or ATOMIC WRITE.
     ReadResponse,
-    /// An AETH on its own.
+    /// Only an AETH.
     Acknowledge,
     /// Answers an atomic.
     AtomicAcknowledge,
-    /// Stores 8 bytes if the old ones are as expected.
+    /// Stores 8 bytes if the old value is the expected one.
     CompareSwap,
     /// Adds to 8 bytes.
     FetchAdd,
-    /// Pushes written bytes to where they are visible or persistent.
+    /// Makes written bytes visible or persistent.
     Flush,
-    /// Stores 8 bytes at once.
+    /// Stores 8 bytes atomically.
     AtomicWrite,
-    /// An AETH and a [`Sack`](crate::Sack), between ends that have agreed on it.
+    /// An AETH and a [`Sack`](crate::Sack), between ends that have negotiated it.
     SelectiveAcknowledge,
-    /// Tells a sender that its packets met congestion.
+    /// Notifies a sender of congestion.
     Cnp,
 }
 
-/// A packet's place in its message.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
     /// The first of several.
@@ -70,7 +70,7 @@ pub enum Extension {
 }
 
 impl Extension {
-    /// How many kinds there are.
+    /// The number of kinds.
     const COUNT: usize = 8;
 
     /// Bytes on the wire.
@@ -84,7 +84,7 @@ impl Extension {
     }
 }
 
-/// What may follow the headers, in terms of the path MTU.
+/// The allowed length of the payload, relative to the path MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadRule {
     /// Exactly the path MTU.
@@ -93,12 +93,12 @@ pub enum PayloadRule {
     Some,
     /// 0 to the path MTU.
     Any,
-    /// Exactly this many bytes, whatever the path MTU.
+    /// Exactly this many bytes, for every path MTU.
     Exactly(u8),
 }
 
 impl PayloadRule {
-    /// Whether `len` bytes of payload are right under a path MTU of `mtu` bytes.
+    /// Whether a payload of `len` bytes is valid with a path MTU of `mtu` bytes.
     pub const fn admits(self, len: usize, mtu: usize) -> bool {
         match self {
             PayloadRule::Full => len == mtu,
@@ -109,7 +109,7 @@ impl PayloadRule {
     }
 }
 
-/// Which requests may come next on a queue pair.
+/// The requests that may follow on a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Successor {
     /// The start of a message.
@@ -121,11 +121,11 @@ pub enum Successor {
     WriteContinued,
 }
 
-/// An opcode that exists: the byte can be looked up without a check.
+/// A valid opcode: its byte can be looked up without a check.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Opcode(u8);
 
-/// What is asked of an opcode for each packet, looked up and not worked out. A cache line, so that the
+/// The properties of an opcode that are needed for each packet, in a table. The size is that of a cache line, so the
 /// row of a byte is found by a shift.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
@@ -137,20 +137,20 @@ struct Info {
     position: Position,
     extensions: &'static [Extension],
     extensions_len: u8,
-    /// Where each header starts, by its number; [`ABSENT`] if the packet has none.
+    /// The offset of each header, by its number; [`ABSENT`] if the packet does not have it.
     offsets: [u8; Extension::COUNT],
     payload: PayloadRule,
     is_request: bool,
     is_answered_explicitly: bool,
     successor: Successor,
-    /// What must have been the [`successor`](Opcode::successor) of the request before.
+    /// The required [`successor`](Opcode::successor) of the previous request.
     continues: Successor,
 }
 
 const ABSENT: u8 = u8::MAX;
 
 impl Opcode {
-    /// The opcode of a byte, if there is one.
+    /// The opcode of a byte; `None` if it is invalid.
     #[inline]
     pub const fn from_byte(byte: u8) -> Option<Opcode> {
         if TABLE[byte as usize].exists { Some(Opcode(byte)) } else { None }
@@ -166,7 +166,7 @@ impl Opcode {
         &TABLE[self.0 as usize]
     }
 
-    /// The kernel's and rdma-core's name: `RC_SEND_ONLY`, `UD_SEND_ONLY_WITH_IMMEDIATE`, `CNP`.
+    /// The name used by the kernel and rdma-core: `RC_SEND_ONLY`, `UD_SEND_ONLY_WITH_IMMEDIATE`, `CNP`.
     pub const fn name(self) -> &'static str {
         self.info().name
     }
@@ -176,12 +176,12 @@ impl Opcode {
         self.info().service
     }
 
-    /// What the packet does.
+    /// The operation.
     pub const fn operation(self) -> Operation {
         self.info().operation
     }
 
-    /// The same packet of another service, if that one has it.
+    /// The same opcode of another service, if it exists.
     pub const fn on(self, service: Service) -> Option<Opcode> {
         let base = match service {
             Service::Rc => 0x00,
@@ -192,7 +192,7 @@ impl Opcode {
         Opcode::from_byte(base | self.0 & 0x1f)
     }
 
-    /// Its place in the message.
+    /// The position in the message.
     pub const fn position(self) -> Position {
         self.info().position
     }
@@ -202,12 +202,12 @@ impl Opcode {
         self.info().extensions
     }
 
-    /// Bytes of those headers.
+    /// The length of these headers.
     pub const fn extensions_len(self) -> usize {
         self.info().extensions_len as usize
     }
 
-    /// How much payload there may be.
+    /// The allowed length of the payload.
     pub const fn payload(self) -> PayloadRule {
         self.info().payload
     }
@@ -217,7 +217,7 @@ impl Opcode {
         self.info().offsets[extension as usize] != ABSENT
     }
 
-    /// Where a header starts, counted from the end of the BTH.
+    /// The offset of a header from the end of the BTH.
     pub(crate) fn offset_of(self, extension: Extension) -> Option<usize> {
         match self.info().offsets[extension as usize] {
             ABSENT => None,
@@ -225,28 +225,28 @@ impl Opcode {
         }
     }
 
-    /// Whether it says only how far a requester's packets have come: ACK, NAK, or selective acknowledgement.
+    /// Whether it only acknowledges a requester's packets: ACK, NAK, or selective acknowledgement.
     pub const fn is_acknowledgement(self) -> bool {
         matches!(self.operation(), Operation::Acknowledge | Operation::SelectiveAcknowledge)
     }
 
-    /// Whether a requester sends it (rather than a responder, or a congestion point).
+    /// Whether a requester sends it (rather than a responder or a congestion point).
     pub const fn is_request(self) -> bool {
         self.info().is_request
     }
 
-    /// Whether a request is answered by a packet of its own (READ response, Atomic Acknowledge)
-    /// rather than by any ACK at or after it.
+    /// Whether a request is answered by a specific packet (READ response, Atomic Acknowledge) rather than by any ACK at
+    /// or after it.
     pub const fn is_answered_explicitly(self) -> bool {
         self.info().is_answered_explicitly
     }
 
-    /// Which requests may follow this one (docs/protocol.md §2).
+    /// The requests that may follow this one (docs/protocol.md §2).
     pub const fn successor(self) -> Successor {
         self.info().successor
     }
 
-    /// Whether this request may come now.
+    /// Whether this request may follow.
     pub fn may_come(self, expected: Successor) -> bool {
         self.info().continues == expected
     }
@@ -264,7 +264,7 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// A byte that is no opcode.
+/// An invalid opcode byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("opcode {0:#04x} does not exist")]
 pub struct InvalidOpcode(pub u8);
@@ -318,8 +318,8 @@ impl Opcode {
     pub const UD_SEND_ONLY: Opcode = Opcode(0x64);
     pub const UD_SEND_ONLY_WITH_IMMEDIATE: Opcode = Opcode(0x65);
     pub const CNP: Opcode = Opcode(0x81);
-    /// Not the standard's: one of the codes (0xC0 to 0xFF) that it leaves to manufacturers, and
-    /// so none that a peer could take for anything else.
+    /// Not in the standard: one of the codes (0xC0 to 0xFF) reserved for manufacturers, so other peers do not use it
+    /// otherwise.
     pub const SELECTIVE_ACKNOWLEDGE: Opcode = Opcode(0xf1);
 }
 
@@ -464,7 +464,7 @@ mod tests {
         assert_eq!(Opcode::RC_FLUSH.offset_of(Extension::Reth), Some(4));
     }
 
-    /// UC repeats RC's SEND and WRITE, so the two halves of the table must agree.
+    /// UC has the SENDs and WRITEs of RC, so the two halves of the table must agree.
     #[test]
     fn uc_rows_are_rc_rows() {
         for byte in 0x20..=0x2b {

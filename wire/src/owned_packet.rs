@@ -6,11 +6,11 @@ use crate::{
     ParseError, PathAddress, PathHeader, Psn, Qpn, Sack,
 };
 
-/// A packet as values: all that a [`Packet`] says, without the frame that it borrows.
+/// A packet as values: the contents of a [`Packet`] without the borrowed frame.
 ///
-/// For whoever keeps packets, compares them or makes them by hand; the path of every packet borrows. What is
-/// [emitted](OwnedPacket::emit) and parsed is equal to what it was made from, whatever its pad, its reserved bits and
-/// its transport version. What the ICRC does not cover and nobody reads is not kept: IPv4 flags, checksums, the DEI
+/// For programs that keep, compare or construct packets. The packet path borrows instead. A packet that is
+/// [emitted](OwnedPacket::emit) and parsed is equal to the original, for every pad, reserved bits and transport
+/// version. Fields that the ICRC does not cover and that are never read are not kept: IPv4 flags, checksums, the DEI
 /// bit of a VLAN tag.
 ///
 /// ```
@@ -42,17 +42,17 @@ use crate::{
 pub struct OwnedPacket {
     /// The Ethernet header, if the bytes started with one.
     pub link: Option<Link>,
-    /// What the network headers say.
+    /// The contents of the network headers.
     pub network: Network,
-    /// The opcode, known to exist.
+    /// The opcode, known to be valid.
     pub opcode: Opcode,
-    /// The base transport header. Its opcode is that of [`opcode`](OwnedPacket::opcode) when it is emitted.
+    /// The base transport header. Emitting replaces its opcode by [`opcode`](OwnedPacket::opcode).
     pub bth: Bth,
     /// The headers between BTH and payload.
     pub extensions: Extensions,
-    /// The payload without the pad; no more than a packet can carry.
+    /// The payload without the pad; not longer than a packet allows.
     pub payload: Vec<u8>,
-    /// The ICRC that the packet came with, right or wrong; 0 in a packet that is made by hand.
+    /// The packet's ICRC, right or wrong; 0 in a constructed packet.
     pub icrc: u32,
 }
 
@@ -79,14 +79,14 @@ impl OwnedPacket {
         Packet::parse(frame).map(|packet| OwnedPacket::from(&packet))
     }
 
-    /// Gives it a payload, and the pad that the payload calls for.
+    /// Sets the payload, and the matching pad.
     pub fn set_payload(&mut self, payload: Vec<u8>) {
         self.bth.set_pad(pad(payload.len()));
         self.payload = payload;
     }
 
-    /// The frame, from the network header on if the packet has no [`link`](OwnedPacket::link). Its ICRC is right,
-    /// whatever [`icrc`](OwnedPacket::icrc) is; its pad is that of the BTH.
+    /// The frame, from the network header on if the packet has no [`link`](OwnedPacket::link). Its ICRC is computed
+    /// regardless of [`icrc`](OwnedPacket::icrc); its pad is that of the BTH.
     pub fn emit(&self) -> Vec<u8> {
         let mut path = PathHeader::over(self.network.header, &self.path());
         if self.link.is_none() {
@@ -104,8 +104,7 @@ impl OwnedPacket {
         buffer
     }
 
-    /// From where to where, and with what marks. Without a [`link`](OwnedPacket::link) the hardware addresses are
-    /// zeros.
+    /// The addresses and the traffic class. Without a [`link`](OwnedPacket::link) the hardware addresses are zeros.
     pub fn path(&self) -> PathAddress {
         let nowhere = Link { destination: MacAddr::default(), source: MacAddr::default(), vlan: None };
         let (link, network) = (self.link.unwrap_or(nowhere), &self.network);
@@ -126,13 +125,13 @@ impl OwnedPacket {
         }
     }
 
-    /// Sends it another way.
+    /// Replaces the addresses and the traffic class.
     pub fn set_path(&mut self, path: &PathAddress) {
         let (link, network) = headers(path);
         (self.link, self.network) = (Some(link), network);
     }
 
-    /// What a selective acknowledge says; `None` if its length is wrong, or it is another packet.
+    /// The contents of a selective acknowledgement; `None` if its length is wrong, or for another packet.
     pub fn sack(&self) -> Option<&Sack> {
         if self.opcode != Opcode::SELECTIVE_ACKNOWLEDGE {
             return None;
@@ -155,7 +154,7 @@ impl From<&Packet<'_>> for OwnedPacket {
     }
 }
 
-/// What stands in front of the BTH of a packet that goes this way.
+/// The headers before the BTH of a packet on this path.
 fn headers(path: &PathAddress) -> (Link, Network) {
     let link = Link { destination: path.destination_mac, source: path.source_mac, vlan: path.vlan };
     let network = Network {

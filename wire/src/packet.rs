@@ -7,22 +7,22 @@ use crate::{
     Identifications, Ieth, ImmDt, MacAddr, Opcode, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, Sack, VlanTag,
 };
 
-/// Why a frame is no RoCE packet that may be looked at further.
+/// The reason why a frame is not a valid RoCE packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
     /// Not RoCE at all: another EtherType, protocol or port.
     #[error("not RoCE")]
     NotRoce,
-    /// The frame ends before its headers, or before the length they state.
+    /// The frame ends before its headers, or before the length that they state.
     #[error("frame truncated: {needed} bytes needed, {present} present")]
     Truncated {
-        /// Bytes that the headers call for.
+        /// The number of bytes that the headers require.
         needed: usize,
-        /// Bytes that are there.
+        /// The number of bytes present.
         present: usize,
     },
-    /// The IP version is not what the EtherType says.
+    /// The IP version does not match the EtherType.
     #[error("IP version {0} does not fit the EtherType")]
     IpVersion(u8),
     /// IPv4 with options; RoCEv2 has none.
@@ -34,28 +34,28 @@ pub enum ParseError {
     /// The UDP length is below the shortest RoCE packet or beyond the IP packet.
     #[error("UDP length {length}: must be 24 to {available}")]
     UdpLength {
-        /// What the UDP header says.
+        /// The length in the UDP header.
         length: usize,
-        /// What the IP header leaves.
+        /// The length available in the IP packet.
         available: usize,
     },
-    /// An opcode that the standard does not have (a manufacturer may), or that nobody implements (RD).
+    /// An opcode that is not in the standard (a manufacturer may define it), or that is not implemented anywhere (RD).
     #[error("opcode {0:#04x} is none of the standard's")]
     Opcode(u8),
     /// Shorter than the headers of its opcode, its pad and its ICRC.
     #[error("{present} bytes after the network headers; opcode and pad need {needed}")]
     Short {
-        /// Bytes that BTH, extension headers, pad and ICRC take.
+        /// The number of bytes of BTH, extension headers, pad and ICRC.
         needed: usize,
-        /// Bytes that are there.
+        /// The number of bytes present.
         present: usize,
     },
     /// The ICRC is wrong.
     #[error("ICRC {found:#010x}: must be {expected:#010x}")]
     Icrc {
-        /// What the packet's bytes call for.
+        /// The ICRC computed from the packet's bytes.
         expected: u32,
-        /// What it carries.
+        /// The packet's ICRC.
         found: u32,
     },
     /// A transport header version that does not exist.
@@ -63,7 +63,7 @@ pub enum ParseError {
     TransportVersion(u8),
 }
 
-/// Which network header a packet has.
+/// The network header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NetworkHeader {
     /// RoCEv2 over IPv4, 20 bytes.
@@ -88,7 +88,7 @@ impl NetworkHeader {
         !matches!(self, NetworkHeader::Grh)
     }
 
-    /// Bytes from its start to the BTH.
+    /// The number of bytes from its start to the BTH.
     pub const fn bth_start(self) -> usize {
         self.len() + if self.has_udp() { 8 } else { 0 }
     }
@@ -97,18 +97,18 @@ impl NetworkHeader {
 /// The Ethernet header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Who it is for.
+    /// The receiver.
     pub destination: MacAddr,
-    /// Who sent it.
+    /// The sender.
     pub source: MacAddr,
     /// The 802.1Q tag, if there is one.
     pub vlan: Option<VlanTag>,
 }
 
-/// What the network headers of a packet say.
+/// The contents of a packet's network headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// Which header it is.
+    /// The kind of header.
     pub header: NetworkHeader,
     /// The sender.
     pub source: Gid,
@@ -127,8 +127,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// What the first 40 bytes of a UD receive say: an IPv6 header or GRH, or 20 zeros and an IPv4
-    /// header (docs/protocol.md §6). `None` for anything else.
+    /// The contents of the first 40 bytes of a UD receive: an IPv6 header or GRH, or 20 zeros and an IPv4 header
+    /// (docs/protocol.md §6). `None` for anything else.
     pub fn of_grh_area(area: &[u8; 40]) -> Option<Network> {
         if area[0] >> 4 == 6 {
             let grh = Grh::ref_from_bytes(area).ok()?;
@@ -145,8 +145,8 @@ impl Network {
         is_ipv4.then(|| Network::of_ipv4(ip))
     }
 
-    /// What a GRH says, or an IPv6 header, which has its shape: `header` is which of them. There is no UDP
-    /// header in it, so the source port is `None`.
+    /// The contents of a GRH or an IPv6 header, which has the same format; `header` is the kind. It does not include a
+    /// UDP header, so the source port is `None`.
     pub fn of_grh(grh: &Grh, header: NetworkHeader) -> Network {
         Network {
             header,
@@ -160,7 +160,8 @@ impl Network {
         }
     }
 
-    /// What the first 20 bytes of an IPv4 header say. There is no UDP header in it, so the source port is `None`.
+    /// The contents of the first 20 bytes of an IPv4 header. They do not include a UDP header, so the source port is
+    /// `None`.
     pub fn of_ipv4(ip: &[u8; 20]) -> Network {
         let gid = |at: usize| Gid::from_ipv4([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]].into());
         Network {
@@ -176,30 +177,30 @@ impl Network {
     }
 }
 
-/// A RoCE packet, taken apart and checked; it borrows the frame.
+/// A RoCE packet, parsed and checked. It borrows the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// The Ethernet header; empty if the bytes did not start with one.
     link: &'a [u8],
-    /// Which network header it has.
+    /// The kind of network header.
     pub header: NetworkHeader,
-    /// The opcode of the BTH, known to exist.
+    /// The opcode of the BTH, known to be valid.
     pub opcode: Opcode,
     /// The base transport header.
     pub bth: &'a Bth,
-    /// The headers between BTH and payload, exactly as long as the opcode says.
+    /// The headers between BTH and payload, with the exact length for the opcode.
     extensions: &'a [u8],
     /// The payload without the pad.
     pub payload: &'a [u8],
-    /// From the network header up to the ICRC.
+    /// The bytes from the network header to the ICRC.
     covered: &'a [u8],
-    /// The ICRC that the packet carries.
+    /// The packet's ICRC.
     pub icrc: u32,
 }
 
 impl<'a> Packet<'a> {
-    /// Takes an Ethernet frame (without FCS) apart and checks, in this order: network headers,
-    /// opcode, lengths, ICRC, transport version.
+    /// Parses an Ethernet frame (without FCS), and checks, in this order: network headers, opcode, lengths, ICRC,
+    /// transport version.
     ///
     /// # Errors
     /// The first check that fails.
@@ -209,8 +210,8 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
-    /// As [`parse`](Packet::parse), but the ICRC and the transport version may be wrong: for
-    /// dissectors, and for those who [`check`](Packet::check) themselves.
+    /// As [`parse`](Packet::parse), but without checks of the ICRC and the transport version: for dissectors, and for
+    /// callers that [`check`](Packet::check) later.
     ///
     /// # Errors
     /// The first check that fails.
@@ -242,7 +243,7 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
-    /// As [`decode`](Packet::decode), of a bare IPv4 or IPv6 packet.
+    /// As [`decode`](Packet::decode), for a bare IPv4 or IPv6 packet.
     ///
     /// # Errors
     /// The first check that fails.
@@ -298,7 +299,7 @@ impl<'a> Packet<'a> {
         Packet::decode_transport(header, &packet[..header.len() + length])
     }
 
-    /// As [`decode`](Packet::decode), of a bare RoCE v1 packet, which starts with its GRH.
+    /// As [`decode`](Packet::decode), for a bare RoCE v1 packet, which starts with its GRH.
     ///
     /// # Errors
     /// The first check that fails.
@@ -342,8 +343,8 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Where an untagged RoCEv2 frame over IPv4 has its destination queue pair, without any check: good
-    /// enough to fetch something into the cache. `None` for all other frames.
+    /// The destination queue pair of an untagged RoCEv2 frame over IPv4, without any checks, for prefetching. `None`
+    /// for all other frames.
     #[inline]
     pub fn peek_dest_qpn(frame: &[u8]) -> Option<Qpn> {
         const AT: usize = ETHERNET_LEN + NetworkHeader::Ipv4.bth_start() + 5;
@@ -352,7 +353,7 @@ impl<'a> Packet<'a> {
         frame.get(AT..AT + 3).filter(|_| is_plain)?.first_chunk().map(|bytes| Qpn::from_bytes(*bytes))
     }
 
-    /// What [`parse`](Packet::parse) checks besides: the ICRC, then the transport version.
+    /// The remaining checks of [`parse`](Packet::parse): the ICRC, then the transport version.
     ///
     /// # Errors
     /// [`ParseError::Icrc`], [`ParseError::TransportVersion`].
@@ -362,7 +363,7 @@ impl<'a> Packet<'a> {
         self.check_version()
     }
 
-    /// Checks all but the ICRC, for packets that never were on a wire and whose sender has left it out.
+    /// All checks except the ICRC, for packets that were never on a wire and were sent without it.
     ///
     /// # Errors
     /// [`ParseError::TransportVersion`].
@@ -374,8 +375,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// As [`check`](Packet::check), of a packet whose IPv4 identification is only a guess: if another
-    /// one makes the ICRC right, that is what it had, and is returned.
+    /// As [`check`](Packet::check), for a packet whose IPv4 identification is a guess: if another one makes the ICRC
+    /// right, the packet had it, and it is returned.
     ///
     /// # Errors
     /// As [`check`](Packet::check).
@@ -398,7 +399,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Computes the ICRC and compares.
+    /// Computes the ICRC and compares it.
     ///
     /// # Errors
     /// [`ParseError::Icrc`].
@@ -420,7 +421,7 @@ impl<'a> Packet<'a> {
         Some(Link { destination: MacAddr(ethernet.destination), source: MacAddr(ethernet.source), vlan })
     }
 
-    /// The hardware address of who sent it, if the bytes started with an Ethernet header.
+    /// The sender's hardware address, if the bytes started with an Ethernet header.
     pub fn source_mac(&self) -> Option<MacAddr> {
         self.link.get(6..)?.first_chunk().copied().map(MacAddr)
     }
@@ -431,7 +432,7 @@ impl<'a> Packet<'a> {
         Some(u16::from_be_bytes(*tag) & 0x0fff)
     }
 
-    /// What the network headers say.
+    /// The contents of the network headers.
     pub fn network(&self) -> Network {
         let header = self.header;
         let network = match header {
@@ -440,19 +441,19 @@ impl<'a> Packet<'a> {
                 Grh::ref_from_prefix(self.covered).ok().map(|(grh, _)| Network::of_grh(grh, header))
             }
         };
-        // `decode` saw more than these 20 or 40 bytes.
+        // `decode` has checked that there are more than 20 or 40 bytes.
         let Some(network) = network else { unreachable!("a packet without its network header") };
         let udp = &self.covered[header.len()..];
         let source_port = header.has_udp().then(|| u16::from_be_bytes([udp[0], udp[1]]));
         Network { source_port, ..network }
     }
 
-    /// The network header as it came, 20 or 40 bytes (UD receivers get it).
+    /// The bytes of the network header, 20 or 40 (UD receivers get them).
     pub fn network_bytes(&self) -> &'a [u8] {
         &self.covered[..self.header.len()]
     }
 
-    /// Source and destination as they stand in the network header: 8 or 32 bytes.
+    /// The bytes of source and destination in the network header: 8 or 32.
     #[inline]
     pub fn address_bytes(&self) -> &'a [u8] {
         match self.header {
@@ -472,17 +473,17 @@ impl<'a> Packet<'a> {
         ecn & 3 == 3
     }
 
-    /// Whether the pad is what the payload calls for: up to the next multiple of 4 bytes.
+    /// Whether the pad matches the payload: up to the next multiple of 4 bytes.
     pub fn pad_fits(&self) -> bool {
         self.bth.pad() == self.payload.len().wrapping_neg() & 3
     }
 
-    /// The bytes that the ICRC covers before masking: from the network header to the pad.
+    /// The bytes that the ICRC covers, before masking: from the network header to the pad.
     pub fn covered(&self) -> &'a [u8] {
         self.covered
     }
 
-    /// The extension headers, as values of their own.
+    /// The extension headers as values.
     pub fn extensions(&self) -> Extensions {
         Extensions::of(self)
     }
@@ -527,7 +528,7 @@ impl<'a> Packet<'a> {
         self.extension(Extension::Feth)
     }
 
-    /// What a selective acknowledge says; `None` if its length is wrong.
+    /// The contents of a selective acknowledgement; `None` if its length is wrong.
     pub fn sack(&self) -> Option<&'a Sack> {
         if self.opcode != Opcode::SELECTIVE_ACKNOWLEDGE {
             return None;
@@ -547,7 +548,7 @@ impl<'a> Packet<'a> {
 
 const ETHERNET_LEN: usize = 14;
 const UDP_PROTOCOL: u8 = 17;
-/// Of flags and offset: more fragments, or not the first.
+/// The bits of flags and offset that indicate a fragment: more fragments, or not the first one.
 const IPV4_FRAGMENT: u16 = 0x3fff;
 const VLAN_ETHERTYPE: u16 = 0x8100;
 const IPV4_ETHERTYPE: u16 = 0x0800;

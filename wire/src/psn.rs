@@ -3,13 +3,12 @@ use std::ops::{Add, AddAssign, Sub};
 
 /// A packet sequence number: 24 bits that wrap.
 ///
-/// There is deliberately no `Ord`: on a circle, "less" means nothing. Ask for the
-/// [`distance`](Psn::distance) instead.
+/// It deliberately has no `Ord`: on a circle, "less" has no meaning. Use the [`distance`](Psn::distance) instead.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// The PSN `value` modulo 2²⁴ (the verbs mask likewise).
+    /// The PSN `value` modulo 2²⁴ (like in the verbs).
     pub const fn new(value: u32) -> Psn {
         Psn(value & 0x00ff_ffff)
     }
@@ -19,8 +18,8 @@ impl Psn {
         self.0
     }
 
-    /// How far `self` is ahead of `origin`: negative when it is older. The far point, 2²³ away,
-    /// counts as older (docs/protocol.md §1).
+    /// The distance by which `self` is ahead of `origin`: negative if it is older. The opposite point, 2²³ away, counts
+    /// as older (docs/protocol.md §1).
     pub const fn distance(self, origin: Psn) -> i32 {
         ((self.0.wrapping_sub(origin.0) << 8) as i32) >> 8
     }

@@ -1,8 +1,8 @@
 use zerocopy::byteorder::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The reliable datagram extended transport header, 4 bytes. Reliable Datagram itself is not
-/// implemented (nobody does); the type is there for dissectors.
+/// The reliable datagram extended transport header, 4 bytes. Reliable Datagram itself is not implemented (here or
+/// elsewhere); the type is for dissectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Rdeth {
@@ -13,7 +13,7 @@ impl Rdeth {
     /// Bytes on the wire.
     pub const LEN: usize = 4;
 
-    /// For the end-to-end context `ee_context` (24 bits).
+    /// A header for the end-to-end context `ee_context` (24 bits).
     pub fn new(ee_context: u32) -> Rdeth {
         Rdeth { ee_context: U32::new(ee_context & 0x00ff_ffff) }
     }

@@ -3,8 +3,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::RKey;
 
-/// The RDMA extended transport header, 16 bytes: what remote memory a READ, WRITE, FLUSH or
-/// ATOMIC WRITE is about.
+/// The RDMA extended transport header, 16 bytes: the remote memory of a READ, WRITE, FLUSH or ATOMIC WRITE.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -24,7 +23,7 @@ impl Reth {
         Reth { va: U64::new(va), rkey: U32::new(rkey.value()), length: U32::new(length) }
     }
 
-    /// The virtual address, in the responder's terms.
+    /// The virtual address on the responder.
     pub fn va(&self) -> u64 {
         self.va.get()
     }
@@ -34,7 +33,7 @@ impl Reth {
         RKey::new(self.rkey.get())
     }
 
-    /// The DMA length, in bytes, of the whole message.
+    /// The DMA length of the whole message, in bytes.
     pub fn length(&self) -> u32 {
         self.length.get()
     }

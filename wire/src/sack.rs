@@ -3,13 +3,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::Psn;
 
-/// What a selective acknowledge carries after its AETH, 128 bytes: which requests are held behind
-/// the one that is missing.
+/// The part of a selective acknowledgement after its AETH, 128 bytes: the requests that were received after the missing
+/// one.
 ///
-/// ferroce's own, between two ends that have agreed on selective repeat; no other peer is ever sent
-/// one. The PSN of its BTH is the oldest that is missing, and everything before it was executed. A
-/// bit stands for the one PSN of the [`SPAN`](Sack::SPAN) from there on that is its number modulo
-/// `SPAN`: byte `n / 8`, bit `n % 8`. So neither end shifts anything when the oldest one moves on.
+/// It is specific to ferroce, between two ends that have negotiated selective repeat; it is never sent to other peers.
+/// The PSN in its BTH is the oldest missing one, and all requests before it were executed. Bit `n` represents the one
+/// PSN, of the [`SPAN`](Sack::SPAN) PSNs from there on, that equals `n` modulo `SPAN`: byte `n / 8`, bit `n % 8`. So
+/// neither end shifts bits when the oldest PSN advances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Sack {
@@ -19,15 +19,15 @@ pub struct Sack {
 impl Sack {
     /// Bytes on the wire.
     pub const LEN: usize = Sack::SPAN as usize / 8;
-    /// PSNs that the bits can tell apart; a power of two.
+    /// The number of PSNs that the bits represent; a power of two.
     pub const SPAN: u32 = 1024;
 
-    /// From the bits, 64 to a word, the lowest PSN in the lowest bit.
+    /// Makes it from the bits, 64 in a word, the lowest PSN in the lowest bit.
     pub fn new(bits: &[u64; Sack::SPAN as usize / 64]) -> Sack {
         Sack { words: bits.map(U64::new) }
     }
 
-    /// The bits, as they were given to [`new`](Sack::new).
+    /// The bits, as passed to [`new`](Sack::new).
     pub fn bits(&self) -> [u64; Sack::SPAN as usize / 64] {
         self.words.map(U64::get)
     }
@@ -37,7 +37,7 @@ impl Sack {
         self.as_bytes()
     }
 
-    /// Whether the request with this PSN is held, if it is one of the `SPAN`.
+    /// Whether the request with this PSN was received, if it is one of the `SPAN`.
     pub fn holds(&self, psn: Psn) -> bool {
         let bit = psn.value() % Sack::SPAN;
         self.words[bit as usize / 64].get() >> (bit % 64) & 1 == 1

@@ -1,4 +1,4 @@
-//! Every packet that rdma_rxe was recorded sending parses, and is emitted again bit for bit.
+//! Every recorded packet of rdma_rxe is parsed, and is emitted again bit for bit.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod common;
@@ -28,6 +28,6 @@ fn recorded_packets_parse_and_are_emitted_again() {
             packets += 1;
         }
     }
-    // As many as the captures hold by another dissector, so that none is left out unnoticed.
+    // The number that another dissector finds in the captures, so that none is skipped unnoticed.
     assert_eq!(packets, 765);
 }

@@ -1,5 +1,4 @@
-//! The connection manager's messages: those that the kernel was recorded sending, round trips,
-//! and what is refused.
+//! The connection manager's messages: recorded ones of the kernel, round trips, and refusals.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod common;
@@ -9,7 +8,7 @@ use ferroce_wire::cm::*;
 use ferroce_wire::*;
 use zerocopy::FromBytes;
 
-/// The MAD of a frame (counted from 1, as Wireshark does) of a capture.
+/// The MAD of a frame in a capture (frames are counted from 1, as in Wireshark).
 fn mad(capture: &str, number: usize) -> [u8; MAD_LEN] {
     let frames = frames(capture);
     let packet = Packet::parse(&frames[number - 1]).unwrap();
@@ -39,7 +38,7 @@ fn recorded_messages_are_emitted_again() {
     assert_eq!(names, want.concat());
 }
 
-/// The values are the ones that `rping` of rdma-core 44 and the kernel's rdma_cm chose.
+/// The values chosen by `rping` of rdma-core 44 and the kernel's rdma_cm.
 #[test]
 fn recorded_req() {
     let mad = mad("rping.pcap", 1);
@@ -75,8 +74,8 @@ fn recorded_rep_answers_the_req() {
     );
     assert_eq!(ip.to_bytes().unwrap(), req.private_data[..IpCm::LEN]);
 
-    // The data that follows runs between the queue pairs that the two named, and each side sends
-    // from the PSN that the other one asked for.
+    // The data that follows is exchanged between the two named queue pairs, and each side sends from the PSN that the
+    // other one has requested.
     let frames = frames("rping_ipv6.pcap");
     let data = |to: Qpn| {
         let first = frames
@@ -167,7 +166,7 @@ fn setters_reach_their_own_bits_only() {
     assert_eq!((rep.qkey(), rep.ca_guid(), rep.qpn().value(), rep.starting_psn().value()), (5, 6, 3, 4));
 }
 
-/// All eleven messages with every byte of the body set, so that no field is forgotten.
+/// All eleven messages with every byte of the body set, so that no field is omitted.
 #[test]
 fn every_message_round_trips() {
     let body: Vec<u8> = (0..232u32).map(|i| (i * 7 + 1) as u8).collect();

@@ -1,12 +1,12 @@
-//! Packets of every opcode, encapsulation and length: emitted ones parse to what they were made
-//! from, and one wrong bit in what the ICRC covers is always seen. A failure prints the smallest
-//! input and is kept in a `.proptest-regressions` file beside this one, which the next run replays.
+//! Packets of every opcode, encapsulation and length: emitted ones are parsed to the original, and one wrong bit
+//! covered by the ICRC is always detected. A failure prints the smallest input and is stored in a
+//! `.proptest-regressions` file in this directory, which the next run replays.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use ferroce_wire::*;
 use proptest::prelude::*;
 
-/// A frame with the payload from pieces that end at `cuts`.
+/// A frame whose payload is in pieces that end at `cuts`.
 fn emit_pieces(made: &OwnedPacket, cuts: &[prop::sample::Index]) -> Vec<u8> {
     let path = PathHeader::new(&made.path());
     let mut buffer = [0xaa; 8192];
@@ -17,7 +17,7 @@ fn emit_pieces(made: &OwnedPacket, cuts: &[prop::sample::Index]) -> Vec<u8> {
     buffer[..length].to_vec()
 }
 
-/// The same, with the payload left where it is.
+/// The same, with a payload that is not copied.
 fn emit_apart(made: &OwnedPacket, cuts: &[prop::sample::Index]) -> Vec<u8> {
     let path = PathHeader::new(&made.path());
     let (mut head, mut tail) = ([0xaa; 256], [0xbb; 8]);
@@ -36,7 +36,7 @@ fn pieces<'a>(payload: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> 
     starts.zip(&ends).map(|(start, end)| &payload[start..*end]).collect()
 }
 
-/// Where the network header of its frame starts.
+/// The start of the network header in the frame.
 fn network_start(made: &OwnedPacket) -> usize {
     match made.link {
         Some(Link { vlan: Some(_), .. }) => 18,
@@ -165,7 +165,7 @@ fn short_payload() -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(any::<u8>(), 0..20)
 }
 
-/// A packet that came without its identification, and the one that it had if that is another.
+/// A packet received without its identification, and its identification if that differs from the guess.
 fn guessed<'a>(
     packet: &'a [u8],
     identifications: &mut Identifications,
@@ -177,7 +177,7 @@ fn guessed<'a>(
 
 proptest! {
     #[test]
-    fn a_frame_is_the_same_from_pieces_and_in_pieces(
+    fn a_frame_is_the_same_from_pieces_and_with_a_separate_payload(
         made in packet(any_payload()), cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..4)
     ) {
         let whole = made.emit();
@@ -185,9 +185,9 @@ proptest! {
         prop_assert_eq!(&emit_apart(&made, &cuts), &whole);
     }
 
-    /// Whatever its pad is. Without its Ethernet header a frame is the rest of it.
+    /// For every pad. A frame without its Ethernet header is the rest of it.
     #[test]
-    fn what_is_emitted_parses_to_what_it_was_made_from(
+    fn an_emitted_packet_parses_to_the_original(
         mut made in packet(any_payload()), pad in proptest::option::of(0..4_usize)
     ) {
         made.bth.set_pad(pad.unwrap_or(made.bth.pad()));
@@ -210,7 +210,7 @@ proptest! {
             without.remove(extension);
             prop_assert_eq!(without != made.extensions, made.opcode.has(extension), "{:?}", extension);
         }
-        // The IPv4 header checksum is right: the one's complement sum over the header is all ones.
+        // The IPv4 header checksum is right if the one's complement sum over the header is all ones.
         if made.network.header == NetworkHeader::Ipv4 {
             let start = network_start(&made);
             let sum: u32 = bytes[start..start + 20]
@@ -236,7 +236,7 @@ proptest! {
     }
 
     #[test]
-    fn renumbered_is_as_if_made_so(made in packet(any_payload()), to in proptest::collection::vec(any::<u16>(), 1..4)) {
+    fn renumbering_equals_emitting(made in packet(any_payload()), to in proptest::collection::vec(any::<u16>(), 1..4)) {
         let mut identifications = Identifications::default();
         let mut packet = made.emit().split_off(network_start(&made));
         let is_ipv4 = made.network.header == NetworkHeader::Ipv4;
@@ -249,7 +249,7 @@ proptest! {
         }
     }
 
-    /// Two packets by turns, so that what is remembered of one length is used for it alone.
+    /// Two packets alternately, so that a cached value is used only for its length.
     #[test]
     fn the_identification_is_found(
         made in [packet(any_payload()), packet(any_payload())], guesses in any::<[u16; 6]>()
@@ -276,11 +276,11 @@ proptest! {
     }
 
     #[test]
-    fn what_is_damaged_and_found_is_what_the_icrc_says(made in packet(any_payload()), damage in any::<[u8; 6]>()) {
+    fn a_damaged_packet_is_accepted_only_with_a_right_icrc(made in packet(any_payload()), damage in any::<[u8; 6]>()) {
         let mut packet = made.emit().split_off(network_start(&made));
         let end = packet.len();
         packet[end - 6..].iter_mut().zip(damage).for_each(|(byte, damage)| *byte ^= damage);
-        // Whatever is accepted is right with the identification that is named.
+        // An accepted packet is right with the returned identification.
         let mut identifications = Identifications::default();
         if let Ok((_, Some(identification))) = guessed(&packet.clone(), &mut identifications) {
             packet[4..6].copy_from_slice(&identification.to_be_bytes());

@@ -116,7 +116,7 @@ fn every_length_of_every_opcode_is_refused_or_right() {
 }
 
 #[test]
-fn what_is_not_roce_is_told_from_what_is_broken() {
+fn other_protocols_and_broken_packets_are_distinguished() {
     let good = tv1();
     let edit = |at: usize, value: u8| {
         let mut bytes = good.clone();
@@ -169,7 +169,8 @@ fn source_ports_are_those_that_rxe_uses() {
     );
 }
 
-/// As if the headers had been made with it: IPv4 with its checksum, IPv6, with a VLAN tag, RoCE v1, without a link header.
+/// As if the headers had been created with it: IPv4 with its checksum, IPv6, with a VLAN tag, RoCE v1, without a link
+/// header.
 #[test]
 fn the_traffic_class_of_a_path_can_be_changed() {
     for (ipv6, vlan, is_v1, without_link) in [

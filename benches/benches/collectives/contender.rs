@@ -1,4 +1,4 @@
-//! Who is measured: how its ranks are started, and what they print.
+//! The measured libraries: how their ranks are started, and how their output is parsed.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -20,7 +20,7 @@ use crate::place::{Place, Stand};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Contender {
     Ferroce,
-    /// An AF_XDP port that moves as many bytes both ways, without a protocol.
+    /// An AF_XDP port that transfers as many bytes in both directions, without a protocol.
     Raw,
     OpenMpi,
     Gloo,
@@ -40,7 +40,7 @@ impl Contender {
     }
 }
 
-/// Sizes of an operation that are measured in one go.
+/// Sizes of an operation that are measured in one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) operation: &'static str,
@@ -50,11 +50,11 @@ pub(crate) struct Job {
     pub(crate) warmup: u32,
 }
 
-/// Each size is so many times the one before.
+/// The factor between two sizes.
 pub(crate) const FACTOR: u64 = 4;
 
 impl Job {
-    /// As the programs of the others take them, with so many iterations.
+    /// In the format of the other libraries' programs, with this many iterations.
     fn arguments(&self, iterations: u32) -> [String; 6] {
         let Job { operation, least, most, warmup, .. } = self;
         let numbers = [*least, *most, FACTOR, iterations.into(), (*warmup).min(iterations).into()];
@@ -63,7 +63,7 @@ impl Job {
     }
 }
 
-/// Microseconds that a call of some size took.
+/// The time of a call with some size, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Time {
     pub(crate) bytes: u64,
@@ -75,14 +75,14 @@ pub(crate) struct Time {
 pub(crate) struct Programs {
     ferroce: PathBuf,
     open_mpi: Result<PathBuf, String>,
-    /// The Python that has a torch, and the script.
+    /// A Python with torch, and the script.
     gloo: Result<(&'static str, PathBuf), String>,
-    /// Theirs, and what jobs say on standard error.
+    /// The folder of their files, and of the standard error of jobs.
     directory: PathBuf,
 }
 
 impl Programs {
-    /// Builds what has to be built.
+    /// Builds the programs.
     pub(crate) fn new(build: bool) -> Outcome<Programs> {
         let ferroce = built(build)?;
         let directory = std::env::temp_dir().join(format!("ferroce-collectives-{}", std::process::id()));
@@ -106,7 +106,7 @@ impl Programs {
     }
 
     fn find_torch(&self) -> Result<(&'static str, PathBuf), String> {
-        // The user's, and Debian's, for which there is the package python3-torch.
+        // The user's Python, and Debian's, for the package python3-torch.
         let pythons = ["python3", "/usr/bin/python3"];
         let has_torch = |python: &&str| {
             let tried = Command::new(python).args(["-c", "import torch.distributed"]).output();
@@ -123,7 +123,7 @@ impl Programs {
         Ok(path)
     }
 
-    /// Why a contender is not measured, if it is not.
+    /// The reason that a contender is not measured, if it is not.
     pub(crate) fn lacks(&self, contender: Contender) -> Option<&str> {
         match contender {
             Contender::Ferroce | Contender::Raw => None,
@@ -132,13 +132,13 @@ impl Programs {
         }
     }
 
-    /// Whether a contender has a job at a place in a round.
+    /// Whether a contender runs a job at a place in a round.
     pub(crate) fn measures(&self, contender: Contender, stand: &Stand, job: &Job, round: usize) -> bool {
         self.lacks(contender).is_none()
             && match contender {
-                // It says how long bytes take, not how long a message does.
+                // It measures bandwidth, not the latency of a message.
                 Contender::Raw => stand.place == Place::AfXdp && job.least >= 1 << 20,
-                // Its start takes longer than what all others do.
+                // It takes longer to start than all others to run.
                 Contender::Gloo => round.is_multiple_of(3),
                 _ => true,
             }
@@ -183,7 +183,7 @@ impl Programs {
                 command.args(["--idle", "yield"]);
             }
             if stand.veth.is_some() {
-                // The namespaces stand for hosts, which share none.
+                // The namespaces stand for hosts, which share no memory.
                 command.args(["--shared-memory", "off"]);
             }
             command.env("FERROCE_RANK", rank.to_string()).env("FERROCE_SIZE", stand.ranks.to_string());
@@ -192,7 +192,7 @@ impl Programs {
         })
     }
 
-    /// This program once more, at both ends.
+    /// Starts this program again, at both ends.
     fn start_raw(&self, stand: &Stand) -> Outcome<Vec<Stopped>> {
         let own = std::env::current_exe()?;
         let veth = stand.veth.as_ref().ok_or("a raw port is between namespaces")?;
@@ -207,9 +207,9 @@ impl Programs {
         let (python, script) = self.gloo.as_ref().map_err(String::as_str)?;
         let port = free_port()?;
         self.start_ranks(stand, |rank, command| {
-            // Its threads hand each call on: on one core they would wait for each other's time slices.
+            // Its threads pass each call on: on one core they would wait for each other's time slices.
             command.args(["taskset", "-c", &stand.all_cores()]);
-            // A call takes it milliseconds.
+            // A call takes milliseconds.
             let iterations = job.iterations.min((job.iterations / 10).max(5));
             command.arg(python).arg(script).args(job.arguments(iterations));
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", stand.ranks.to_string());
@@ -218,7 +218,7 @@ impl Programs {
         })
     }
 
-    /// A process for each rank, on its core.
+    /// Starts a process for each rank, on its core.
     fn start_ranks(&self, stand: &Stand, arguments: impl Fn(usize, &mut Command)) -> Outcome<Vec<Stopped>> {
         let log = File::create(self.log())?;
         let mut processes = Vec::new();
@@ -263,14 +263,15 @@ impl Programs {
                 command.args(["--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "plm_rsh_agent"]).arg(agent);
             }
         }
-        // Its own binding knows no two ranks of two hosts that are one.
+        // Its own binding does not know that ranks of two hosts run on the same machine.
         command.arg(self.pin(stand)?).arg(program).args(job.arguments(job.iterations));
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(self.log())?);
         Ok(vec![Stopped(command.spawn()?)])
     }
 
-    /// Where Open MPI starts what it wants on the other host: in the other namespace, under a name of its own.
+    /// The command with which Open MPI starts processes on the other host: in the other namespace, with its own host
+    /// name.
     fn agent(&self, namespace: &str) -> Outcome<PathBuf> {
         let text = format!(
             "#!/bin/sh\nshift\nexec ip netns exec {namespace} unshare --uts sh -c \"hostname {namespace}; $*\"\n"
@@ -306,10 +307,10 @@ impl Drop for Programs {
     }
 }
 
-/// How long a job may take.
+/// The time limit of a job.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Waits for all processes of a job. Returns what the first has printed.
+/// Waits for all processes of a job. Returns the output of the first one.
 fn wait(mut processes: Vec<Stopped>) -> Outcome<String> {
     let stdout = processes[0].0.stdout.take();
     let reader = std::thread::spawn(move || {
@@ -330,7 +331,7 @@ fn wait(mut processes: Vec<Stopped>) -> Outcome<String> {
     Ok(reader.join().map_err(|_| "standard output could not be read")??)
 }
 
-/// What `ferroce collective --json` prints.
+/// The output of `ferroce collective --json`.
 #[derive(Deserialize)]
 struct Report {
     results: Vec<Row>,
@@ -358,7 +359,7 @@ fn report(output: &str) -> Outcome<Vec<Time>> {
     results.into_iter().map(time).collect()
 }
 
-/// Of what a raw port moves in a second: how long it takes for the bytes that each of two ranks sends.
+/// Converts a raw port's rate to the time for the bytes that each of two ranks sends.
 fn moved(output: &str, job: &Job, sizes: &[u64]) -> Outcome<Vec<Time>> {
     let rate: f64 = output.trim().parse()?;
     let share = if job.operation == "all_gather" { 0.5 } else { 1.0 };
@@ -383,7 +384,7 @@ fn lines(output: &str) -> Outcome<Vec<Time>> {
     output.lines().map(time).collect()
 }
 
-/// A port that was free a moment ago.
+/// A port that was free just now.
 fn free_port() -> Outcome<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

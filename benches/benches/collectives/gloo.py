@@ -1,4 +1,4 @@
-"""gloo's side of the benchmark, by PyTorch, timed as open_mpi.c does.
+"""gloo's side of the benchmark, by PyTorch, timed as in open_mpi.c.
 
 gloo.py OPERATION MIN MAX FACTOR ITERATIONS WARMUP, with torch.distributed's variables; rank 0 prints
 "BYTES MEAN_US MEDIAN_US WRONG" for each size.

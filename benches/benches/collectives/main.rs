@@ -1,8 +1,9 @@
-//! ferroce's collectives beside Open MPI's, and gloo's where a torch is: all-reduce and all-gather from 4 B to 64 MiB, inside a host
-//! and between two namespaces, in turns.
+//! ferroce's collectives compared with Open MPI's, and with gloo's if there is a torch: all-reduce and all-gather from
+//! 4 B to 64 MiB, inside a host and between two namespaces, in turns.
 //!
-//! All are timed in one way: calls back to back, of the slowest rank the mean. Every element is compared with what it must be. A ratio is
-//! of times of one round; the table has the median of the rounds. gloo is in every third.
+//! All are timed in the same way: back-to-back calls, the mean of the slowest rank. Every element is compared with the
+//! expected one. A ratio is that of times in one round; the table has the median of the rounds. gloo runs in every
+//! third round.
 
 mod contender;
 mod place;
@@ -49,14 +50,14 @@ fn parse_ranks(text: &str) -> Result<usize, String> {
 
 const OPERATIONS: [&str; 2] = ["all_reduce", "all_gather"];
 
-/// Sizes by how often each is timed: from 4 B on, each four times the one before.
+/// Sizes, and how often each is timed: from 4 B on, each four times the previous one.
 const SIZES: [(u64, u64, u32, u32); 4] = [
     (4, 16 << 10, 2000, 200),
     (64 << 10, 256 << 10, 200, 20),
     (1 << 20, 4 << 20, 40, 5),
     (16 << 20, 64 << 20, 5, 2),
 ];
-/// What shows that it works.
+/// For a functional test.
 const FEW_SIZES: [(u64, u64, u32, u32); 1] = [(4, 16 << 10, 20, 2)];
 
 fn main() -> Outcome<()> {
@@ -88,7 +89,7 @@ fn main() -> Outcome<()> {
             {
                 let mut measured = Measured::new(place, ranks, operation);
                 measure(&programs, &stand, sizes, &mut results, &mut measured);
-                // The end is far.
+                // Printed now, since the whole run takes long.
                 measured.print();
                 results.measured.push(measured);
             }
@@ -99,7 +100,7 @@ fn main() -> Outcome<()> {
     results.verdict()
 }
 
-/// The first two that this process may use.
+/// The first two cores that this process may use.
 fn cores() -> Outcome<[usize; 2]> {
     let cores: Vec<usize> =
         core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
@@ -110,7 +111,7 @@ fn cores() -> Outcome<[usize; 2]> {
     }
 }
 
-/// All rounds of one operation at one place.
+/// Measures all rounds of one operation at one place.
 fn measure(
     programs: &Programs,
     stand: &Stand,
@@ -128,12 +129,12 @@ fn measure(
             results.rounds
         );
         let mut turn = Contender::ALL;
-        // There and back, so that what changes slowly falls on all alike.
+        // In forward and reverse order, so that slow changes affect all alike.
         if round % 2 == 1 {
             turn.reverse();
         }
         for &(least, most, iterations, warmup) in sizes {
-            // All ranks of an all-gather have a block.
+            // Each rank of an all-gather has a block.
             let least =
                 if measured.operation == "all_gather" { least.max(4 * stand.ranks as u64) } else { least };
             let job = Job { operation: measured.operation, least, most, iterations, warmup };

@@ -1,5 +1,5 @@
-/* Open MPI's side of the benchmark, timed as `ferroce collective` times its own: calls back to back, each from the end of the one
- * before, and of every figure that of the slowest rank.
+/* Open MPI's side of the benchmark, timed as in `ferroce collective`: back-to-back calls, each timed from the end of the
+ * previous one. Every result is that of the slowest rank.
  *
  * open_mpi OPERATION MIN MAX FACTOR ITERATIONS WARMUP; rank 0 prints "BYTES MEAN_US MEDIAN_US WRONG" for each size. */
 #include <mpi.h>

@@ -1,4 +1,4 @@
-//! Where ranks stand, and what is between them.
+//! The placement of ranks, and the connection between them.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -31,18 +31,18 @@ impl Place {
     }
 }
 
-/// A place that was made ready for so many ranks.
+/// A place, set up for a number of ranks.
 pub(crate) struct Stand {
     pub(crate) place: Place,
     pub(crate) ranks: usize,
     pub(crate) cores: [usize; 2],
-    /// None inside a host.
+    /// `None` inside a host.
     pub(crate) veth: Option<Veth>,
 }
 
 impl Stand {
     /// # Errors
-    /// Why this machine or user can't have it.
+    /// The place is not available on this machine or for this user.
     pub(crate) fn new(place: Place, ranks: usize, cores: [usize; 2]) -> Outcome<Stand> {
         if place == Place::AfXdp && ranks > 2 {
             return Err("an AF_XDP port is one process's, and each namespace has two ranks".into());
@@ -58,23 +58,23 @@ impl Stand {
         Ok(Stand { place, ranks, cores, veth })
     }
 
-    /// Both, as taskset takes them.
+    /// Both cores, in taskset's format.
     pub(crate) fn all_cores(&self) -> String {
         let [a, b] = self.cores;
         format!("{a},{b}")
     }
 
-    /// Whether ranks give up their cores while they wait.
+    /// Whether ranks yield their cores while they wait.
     pub(crate) fn yields(&self) -> bool {
         self.ranks > 2
     }
 
-    /// Where rank 0 is.
+    /// The address of rank 0.
     pub(crate) fn master(&self) -> Ipv4Addr {
         if self.veth.is_some() { Veth::address(0) } else { Ipv4Addr::LOCALHOST }
     }
 
-    /// What ferroce takes for a device.
+    /// ferroce's device argument.
     pub(crate) fn device(&self, rank: usize) -> String {
         match self.place {
             Place::Host => format!("udp:{}", self.master()),
@@ -83,7 +83,7 @@ impl Stand {
         }
     }
 
-    /// The first half of the ranks stands at the first end.
+    /// The first half of the ranks is at the first end.
     fn end(&self, rank: usize) -> usize {
         rank * 2 / self.ranks
     }

@@ -1,4 +1,4 @@
-//! The port alone: frames both ways at once, as fast as both ends can, without a protocol.
+//! The port alone: frames in both directions at once, as fast as both ends can, without a protocol.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -11,29 +11,29 @@ use ferroce_benches::veth::Veth;
 
 use crate::Outcome;
 
-/// Bytes of elements of a frame, as those of ferroce on this veth.
+/// Bytes of elements in a frame, as ferroce has on this veth.
 const PAYLOAD: usize = 4096;
-/// Frames under way to the other end: rings hold as many.
+/// The most frames in flight to the other end: the capacity of the rings.
 const WINDOW: u64 = 512;
 const BURST: u64 = 64;
-/// Behind IPv4, UDP and a BTH: how many frames the sender has taken.
+/// After IPv4, UDP and a BTH: the number of frames that the sender has received.
 const TAKEN: Range<usize> = 54..62;
-/// How long is measured.
+/// The measured time.
 const TIME: Duration = Duration::from_millis(1500);
-/// Before that, for both ends to be at it, and behind it, for the other one.
+/// The time before it, until both ends run, and after it, for the other end.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// The other end has taken nothing for so long: what is under way is lost, or it was not there.
+/// If the other end has received nothing for this long, the frames in flight were lost, or it was not ready.
 const SILENCE: Duration = Duration::from_millis(50);
-/// How long the other end may take to be there.
+/// The longest wait for the other end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What an end is told on its command line.
+/// The end's command line argument.
 #[derive(Clone, Debug)]
 pub(crate) struct End {
     device: String,
     /// 0 or 1.
     end: usize,
-    /// The other's address.
+    /// The MAC address of the other end.
     peer: MacAddr,
 }
 
@@ -51,16 +51,16 @@ impl FromStr for End {
     }
 }
 
-/// One end of two. Prints how many bytes of payload have come in a second.
+/// Runs one end of two. Prints the received payload in bytes per second.
 ///
 /// # Errors
-/// Those of the port, and that nothing has come.
+/// The port fails, or nothing has arrived.
 pub(crate) fn run(End { device, end, peer }: &End) -> Outcome<()> {
     let driver = device.parse::<DeviceSpec>()?.open()?.into_driver();
     let mut driver = driver.map_err(|_| "an RNIC is no packet driver")?;
     let headers = headers(*end, MacAddr(driver.capabilities().mac), *peer)?;
     let (mut clock, start) = (Clock::start(), Instant::now());
-    // Frames that this end has sent and taken, that the other has taken, and that were lost.
+    // Frames that this end has sent and received, that the other end has received, and that were lost.
     let (mut sent, mut taken, mut heard, mut lost) = (0_u64, 0_u64, 0_u64, 0_u64);
     let (mut first, mut began, mut rate, mut last) = (None, None, None, Instant::now());
     loop {
@@ -73,7 +73,7 @@ pub(crate) fn run(End { device, end, peer }: &End) -> Outcome<()> {
         let now = Instant::now();
         if heard > before {
             last = now;
-            // Both ends take and send.
+            // Both ends receive and send.
             first.get_or_insert(now);
         } else if now - last > SILENCE {
             (lost, last) = (sent - heard, now);
@@ -90,7 +90,7 @@ pub(crate) fn run(End { device, end, peer }: &End) -> Outcome<()> {
         {
             rate = Some((taken - before) as f64 * PAYLOAD as f64 / (now - at).as_secs_f64());
         }
-        // The other end, which may have begun later, still measures.
+        // The other end may have begun later, and still measures.
         if let Some(rate) = rate.filter(|_| phase > WARM_UP + TIME + WARM_UP) {
             println!("{rate}");
             return Ok(());
@@ -107,7 +107,7 @@ pub(crate) fn run(End { device, end, peer }: &End) -> Outcome<()> {
     }
 }
 
-/// Those of a WRITE to the other end.
+/// The headers of a WRITE to the other end.
 fn headers(end: usize, own: MacAddr, peer: MacAddr) -> Outcome<Vec<u8>> {
     let path = PathHeader::new(&PathAddress {
         source_mac: own,

@@ -1,4 +1,4 @@
-//! What was measured, for people and for machines.
+//! The results, as text and as JSON.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use crate::Outcome;
 use crate::contender::{Contender, Time};
 use crate::place::Place;
 
-/// Everything.
+/// All results.
 pub(crate) struct Results {
     pub(crate) rounds: usize,
     pub(crate) measured: Vec<Measured>,
-    /// The machine's, before and after each job.
+    /// The state of the machine, before and after each job.
     pub(crate) state: Rounds,
-    /// What could not be measured at all, and why.
+    /// Measurements that were not possible, with the reason.
     left_out: Vec<(String, String)>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Measured {
     place: Place,
     ranks: usize,
     pub(crate) operation: &'static str,
-    /// Of each size and contender, by round.
+    /// By size and contender, and by round.
     times: BTreeMap<(u64, Contender), BTreeMap<usize, Time>>,
     pub(crate) failures: Vec<(Contender, String)>,
 }
@@ -59,7 +59,7 @@ impl Measured {
         Spread::of(rounds.values().map(|time| time.mean).collect())
     }
 
-    /// ferroce's time by another's, of the rounds that have both.
+    /// ferroce's time divided by another one's, in the rounds that have both.
     fn ratio(&self, bytes: u64, other: Contender) -> Option<Spread> {
         let [own, theirs] = [Contender::Ferroce, other].map(|contender| self.times.get(&(bytes, contender)));
         let (own, theirs) = own.zip(theirs)?;
@@ -67,7 +67,8 @@ impl Measured {
         Spread::of(own.iter().filter_map(ratio).collect())
     }
 
-    /// Whose time ferroce is to take what share of at most. Only of two ranks: of four, each core has two.
+    /// The contender and the greatest share of its time that ferroce is to take. Only for two ranks: four ranks have
+    /// two on each core.
     fn aim(&self, bytes: u64) -> Option<(Contender, f64)> {
         const MIB: u64 = 1 << 20;
         if self.ranks != 2 {
@@ -161,7 +162,7 @@ impl Measured {
     }
 }
 
-/// A time and how far the rounds are apart.
+/// A time and the spread of the rounds.
 fn cell(time: Option<Spread>) -> String {
     let Some(Spread { least, median, most }) = time else { return format!("{:>10} {:>5}", "-", "") };
     let decimals = if median < 100.0 { 2 } else { 0 };
@@ -195,7 +196,7 @@ impl Results {
         }
     }
 
-    /// A run that has not measured ferroce, or in which somebody's elements were wrong, has failed.
+    /// A run without results of ferroce, or with wrong elements, has failed.
     pub(crate) fn verdict(&self) -> Outcome<()> {
         if self.measured.iter().all(|measured| measured.times.is_empty()) {
             return Err("nothing could be measured".into());

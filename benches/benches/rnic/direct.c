@@ -1,4 +1,4 @@
-// The same work as `main.rs` does, by calls of libibverbs itself: direct LIBRARY WORKLOAD ROUNDS.
+// The same work as in `main.rs`, by direct calls of libibverbs: direct LIBRARY WORKLOAD ROUNDS.
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ static struct end make(struct context *context, struct pd *pd) {
     return end;
 }
 
-// Numbers of `struct ibv_qp`: the library's own fields behind are none of ours.
+// The number of a queue pair, from `struct ibv_qp`: the library's private fields after it are not used.
 static uint32_t qp_num(struct qp *qp) {
     uint32_t number;
     memcpy(&number, (uint8_t *)qp + 52, sizeof number);

@@ -1,10 +1,10 @@
-//! What ferroce adds to libibverbs: instructions a message by a context over a card, and by a program in C that calls
-//! libibverbs itself (`direct.c`), counted by callgrind.
+//! The cost that ferroce adds to libibverbs: instructions per message of a context on an RNIC, and of a C program that
+//! calls libibverbs directly (`direct.c`), counted by callgrind.
 //!
-//! The card is one of two stubs that the benchmark builds. One carries out what is posted, in memory and under a lock; the
-//! other lets it complete at once, and does nothing else: less than any real provider, so that what is left is the callers'.
-//! Each program runs twice, once with more rounds; the difference is what messages cost, without setting up. A round is 16
-//! messages of 8 bytes, posted and polled for.
+//! The RNIC is one of two stubs that the benchmark builds. One executes work requests, in memory and under a lock; the
+//! other completes them at once, and does nothing else: less than any real provider, so the rest is the callers' cost.
+//! Each program runs twice, once with more rounds; the difference is the cost of messages without the setup. A round is
+//! 16 messages of 8 bytes, posted and polled for.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -35,7 +35,7 @@ const WORKLOADS: [(&str, &str); 4] = [
     ("send-list", "SEND, lists of 16 sends and receives"),
 ];
 const STUBS: [(&str, &str); 2] = [("NOTHING_WRONG", "carried out"), ("LEAN", "done at once")];
-/// Of the two runs.
+/// For the two runs.
 const ROUNDS: [u64; 2] = [256, 1280];
 const BATCH: usize = 16;
 const LENGTH: u32 = 8;
@@ -95,7 +95,7 @@ fn compile(program: &Path) -> Result<(), Box<dyn std::error::Error>> {
     if status.success() { Ok(()) } else { Err(format!("gcc, {source}: {status}").into()) }
 }
 
-/// A round after the other, between two queue pairs of one context.
+/// Runs the rounds, between two queue pairs of one context.
 fn run(library: &Path, workload: &str, rounds: u64) -> Result<(), Error> {
     let port = RnicPort::open_by(&Verbs::load_from(library)?, "stub0", None, None)?;
     let mut context = Context::open(port, &Config::default().seed([7; 32]))?;

@@ -1,43 +1,43 @@
-//! What can be measured between the two processes, and what comes of it.
+//! The measurements between the two processes, and their results.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// One thing to measure, for a fixed time.
+/// One measurement, for a fixed time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Case {
-    /// The driver alone, one way: frames of this length, of which only the headers are written.
+    /// The driver alone, in one direction: frames of this length, with only the headers written.
     RawRate { frame: usize },
-    /// The driver alone, one way: frames with this much payload, copied from and to memory of the
-    /// applications and checked by a CRC at both ends.
+    /// The driver alone, in one direction: frames with this much payload, copied from and to memory of the applications
+    /// and checked by a CRC at both ends.
     RawChecked { payload: usize },
-    /// The driver alone: a frame there and one back.
+    /// The driver alone: a frame in one direction and one back.
     RawRoundTrip { frame: usize },
-    /// Messages one way, round robin over queue pairs.
+    /// Messages in one direction, round robin over queue pairs.
     Rate { op: Op, size: u32, qps: u32 },
-    /// A WRITE there and, once it is seen in memory, one back.
+    /// A WRITE in one direction and, once it is visible in memory, one back.
     RoundTrip { size: u32 },
-    /// A runner at the other end has nothing to do and blocks; then a WRITE comes now and then.
+    /// A runner at the other end is idle and blocks; WRITEs arrive from time to time.
     Idle,
-    /// A byte stream one way.
+    /// A byte stream in one direction.
     TcpRate { write: usize },
-    /// 64 bytes there and back, both ends spinning on their sockets.
+    /// 64 bytes in one direction and back, with both ends spinning on their sockets.
     TcpRoundTrip,
-    /// Datagrams one way.
+    /// Datagrams in one direction.
     UdpRate { datagram: usize },
     /// As with TCP.
     UdpRoundTrip,
-    /// Puts of UCX one way, over TCP.
+    /// Puts of UCX in one direction, over TCP.
     UcxRate { size: u32 },
-    /// A put of UCX there and one back.
+    /// A put of UCX in one direction and one back.
     UcxRoundTrip { size: u32 },
-    /// Slots of shared memory, copied in and out; checked by a CRC at both ends or not.
+    /// Slots of shared memory, copied in and out; with or without a CRC that is checked at both ends.
     Ring { slot: usize, crc: bool },
-    /// A slot of one cache line there and one back: how far apart the two cores are.
+    /// A slot of one cache line in one direction and back: the distance of the two cores.
     RingRoundTrip,
 }
 
-/// What a message is.
+/// The operation of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Op {
     Write,
@@ -45,7 +45,7 @@ pub(crate) enum Op {
     Send,
 }
 
-/// What carries out a case. Those of one contender share a process and a port.
+/// The implementation that is measured. The cases of one contender share a process and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Contender {
     Raw,
@@ -85,7 +85,7 @@ impl Case {
         }
     }
 
-    /// Whether the threads of both ends want their cores all the time. Those of UCX are other processes'.
+    /// Whether the threads of both ends use their cores all the time. UCX has its own processes.
     pub(crate) fn spins(self) -> bool {
         let sleeps = matches!(self, Case::Idle | Case::TcpRate { .. } | Case::UdpRate { .. });
         !sleeps && self.contender() != Contender::Ucx
@@ -137,7 +137,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// As people write it.
+/// A size as text.
 pub(crate) fn bytes(n: usize) -> String {
     ferroce_benches::report::bytes(n as u64)
 }
@@ -146,29 +146,29 @@ fn plural(n: u32) -> &'static str {
     if n == 1 { "" } else { "s" }
 }
 
-/// What one end saw of a case; what it did not look at is 0 or `None`.
+/// The results of a case at one end; values that it did not measure are 0 or `None`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// Messages in `nanos`, at the end that counts.
     pub(crate) messages: u64,
     pub(crate) nanos: u64,
-    /// CPU time of the thread in the whole case, the time that it took, cycles if the machine counts them, and the messages
-    /// that they are for.
+    /// CPU time of the thread in the whole case, the elapsed time, cycles if the machine counts them, and the messages
+    /// that these apply to.
     pub(crate) cpu_nanos: u64,
     pub(crate) wall_nanos: u64,
     pub(crate) cycles: Option<u64>,
     pub(crate) handled: u64,
-    /// Sent and never seen by the receiver.
+    /// Sent and not received.
     pub(crate) lost: u64,
-    /// Nanoseconds of round trips.
+    /// Round-trip times in nanoseconds.
     pub(crate) round_trip: Option<RoundTrip>,
-    /// The share of a core that the process took while it had nothing to do.
+    /// The share of a core that the process used while idle.
     pub(crate) idle: Option<f64>,
-    /// Nanoseconds of a cache line between the cores, before and after, at the end that starts.
+    /// Nanoseconds of a cache line between the cores, before and after, at the starting end.
     pub(crate) line_nanos: [Option<u32>; 2],
 }
 
-/// Nanoseconds there and back.
+/// Round-trip times in nanoseconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct RoundTrip {
     pub(crate) count: u64,
@@ -178,7 +178,7 @@ pub(crate) struct RoundTrip {
 }
 
 impl RoundTrip {
-    /// Fewer say nothing, however long the first has taken.
+    /// The least number of round trips for a result, however long the first one has taken.
     pub(crate) const LEAST: u64 = 1000;
 
     pub(crate) fn of(times: &Histogram<u64>) -> RoundTrip {
@@ -187,21 +187,21 @@ impl RoundTrip {
     }
 }
 
-/// What both ends together saw of a case in one round.
+/// The results of both ends for a case in one round.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figures {
-    /// Messages a second.
+    /// Messages per second.
     pub(crate) rate: Option<f64>,
-    /// Gigabits of payload a second.
+    /// Gigabits of payload per second.
     pub(crate) gbps: Option<f64>,
     pub(crate) round_trip: Option<RoundTrip>,
     pub(crate) idle: Option<f64>,
-    /// A message's CPU time and cycles at the end that starts and the other one.
+    /// CPU time and cycles per message, at the starting end and at the other one.
     pub(crate) cpu_nanos: [Option<f64>; 2],
     pub(crate) cycles: [Option<f64>; 2],
-    /// The share of the time that both ends had their cores, where they spin: the lower one.
+    /// The share of time that spinning ends had their cores: the lower one of both.
     pub(crate) on_core: Option<f64>,
-    /// A share of what was sent.
+    /// As a share of the sent ones.
     pub(crate) lost: f64,
 }
 
@@ -210,7 +210,7 @@ impl Figures {
         let counted = ends.iter().find(|seen| seen.nanos > 0);
         let rate = counted.map(|seen| seen.messages as f64 * 1e9 / seen.nanos as f64);
         let [a, b] = ends;
-        // Who is written to or read from does not notice.
+        // The end whose memory is written or read gets no notification.
         let handled = |seen: &Seen| if seen.handled > 0 { seen.handled } else { a.handled.max(b.handled) };
         let each = |total: u64, seen: &Seen| (handled(seen) > 0).then(|| total as f64 / handled(seen) as f64);
         let lost: u64 = a.lost + b.lost;

@@ -1,7 +1,7 @@
-//! One of the two processes: this same program, started with a job, on a core of its own.
+//! One of the two processes: this program, started with a job, on its own core.
 //!
-//! It talks to the process that started it through lines on its standard input and output, and
-//! through it to the other end: nothing of that happens while something is measured.
+//! It communicates with the process that started it through lines on its standard input and output, and through that
+//! process with the other end. It does not communicate during a measurement.
 
 use std::io::{BufRead, Write};
 use std::net::IpAddr;
@@ -20,44 +20,44 @@ use crate::{raw, ring, sockets, ucx, verbs};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// What a process is to do.
+/// The job of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
-    /// The end that starts: 0. The other one: 1.
+    /// 0: the end that starts. 1: the other one.
     pub(crate) role: usize,
     pub(crate) core: Option<usize>,
-    /// Of both ends, if they have two.
+    /// Of both ends, if there are two.
     pub(crate) cores: Option<[usize; 2]>,
-    /// As `--device` of the command takes it.
+    /// As `--device` of the command.
     pub(crate) device: String,
     pub(crate) path_mtu: u32,
-    /// Of this end and the other.
+    /// Of this end and the other one.
     pub(crate) addresses: [IpAddr; 2],
     pub(crate) cases: Vec<Case>,
     pub(crate) millis: u64,
-    /// Gives up what root may do, before it opens anything.
+    /// Whether it drops root's rights before it opens anything.
     pub(crate) as_nobody: bool,
-    /// Where shared memory is handed over.
+    /// The name under which shared memory is passed.
     pub(crate) shared: String,
     pub(crate) contender: Contender,
 }
 
-/// What a process answers with in the end.
+/// The final answer of a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) seen: Vec<Seen>,
     /// The driver's description of itself.
     pub(crate) description: String,
-    /// Why cycles were not counted.
+    /// The reason that cycles were not counted.
     pub(crate) no_cycles: Option<String>,
 }
 
-/// What lines begin with: one for the other end, the report, or why there is none.
+/// The prefix of lines: one for the other end, one with the report, one with the reason that there is none.
 pub(crate) const TELL: &str = "> ";
 pub(crate) const REPORT: &str = "= ";
 pub(crate) const FAILED: &str = "! ";
 
-/// Carries out a job and reports.
+/// Executes a job and reports.
 pub(crate) fn main(job: &str) -> Outcome<()> {
     let report = serde_json::from_str::<Job>(job).map_err(Into::into).and_then(|job| run(&job));
     let (prefix, text) = match report {
@@ -69,7 +69,7 @@ pub(crate) fn main(job: &str) -> Outcome<()> {
 }
 
 fn run(job: &Job) -> Outcome<Report> {
-    // Before the thread is pinned: the one that reads lines may run anywhere.
+    // Before the thread is pinned: the thread that reads lines may run anywhere.
     let mut peer = Peer::new();
     own_priority();
     if let Some(core) = job.core
@@ -93,12 +93,12 @@ fn run(job: &Job) -> Outcome<Report> {
         Contender::Ring => ring::run(&mut stage)?,
         Contender::Ucx => ucx::run(&mut stage)?,
     };
-    // Neither port goes away while the other end still works on what came.
+    // Neither port is closed while the other end still handles received data.
     stage.peer.meet()?;
     Ok(Report { seen: stage.seen, description, no_cycles })
 }
 
-/// Where cases are carried out.
+/// The environment of cases.
 pub(crate) struct Stage<'a> {
     pub(crate) job: &'a Job,
     pub(crate) peer: &'a mut Peer,
@@ -111,8 +111,8 @@ impl Stage<'_> {
         self.job.role == 0
     }
 
-    /// The device of this end, that of the end that starts first: a zero-copy client of a memif has one
-    /// try to find its server (DPDK 22.11 closes the memory that it shows, and then cannot show it again).
+    /// Opens the device of this end, after that of the starting end: a zero-copy client of a memif has only one attempt
+    /// to find its server (DPDK 22.11 closes the memory that it offers, and can't offer it again).
     pub(crate) fn open_device(&mut self) -> Outcome<Box<dyn PacketDriver>> {
         if !self.starts() {
             self.peer.hear::<()>()?;
@@ -125,23 +125,22 @@ impl Stage<'_> {
         Ok(driver)
     }
 
-    /// How long a case is measured.
+    /// The measured time of a case.
     pub(crate) fn time(&self) -> Duration {
         Duration::from_millis(self.job.millis)
     }
 
-    /// Before measuring: caches, rings and clocks get going.
+    /// The warm-up time of caches, rings and clocks.
     pub(crate) fn warm_up(&self) -> Duration {
         self.time() / 8
     }
 
-    /// Where memory of `case` begins to be its own: messages go round in so many bytes, which fit
-    /// a second-level cache unless they are larger.
+    /// The bytes that messages cycle through. They fit into a second-level cache, unless a message is larger.
     pub(crate) fn footprint(size: usize) -> usize {
         size.max(FOOTPRINT)
     }
 
-    /// Keeps what `case` saw, with the CPU time that this thread takes in it, and with the machine's state before and after.
+    /// Records the results of `case`, with the CPU time of this thread and with the machine's state before and after.
     pub(crate) fn record(&mut self, case: impl FnOnce(&mut Self) -> Outcome<Seen>) -> Outcome<()> {
         let state_before = self.line_nanos()?;
         let read = |stage: &Self| stage.cycles.as_ref().and_then(|cycles| cycles.read().ok());
@@ -155,7 +154,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The time of a cache line between the ends' cores. The end that starts measures it, while the other one leaves its core free.
+    /// The time of a cache line between the ends' cores. The starting end measures it, while the other one leaves its
+    /// core idle.
     fn line_nanos(&mut self) -> Outcome<Option<u32>> {
         self.peer.meet()?;
         let cores = self.job.cores.filter(|_| self.starts());
@@ -172,7 +172,7 @@ pub(crate) struct Peer {
     lines: Receiver<String>,
 }
 
-/// Everything that is waited for comes sooner than this, unless the other end has failed.
+/// The longest wait for the other end, unless it has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Peer {
@@ -184,7 +184,7 @@ impl Peer {
                     return;
                 }
             }
-            // Whoever started this is gone, and nobody reads a report.
+            // The process that started this one is gone, so nobody reads a report.
             std::process::exit(1);
         });
         Peer { lines }
@@ -204,7 +204,7 @@ impl Peer {
         }
     }
 
-    /// What the other end has said meanwhile, if anything.
+    /// A message that the other end has sent meanwhile, if any.
     pub(crate) fn heard<T: DeserializeOwned>(&mut self) -> Outcome<Option<T>> {
         match self.lines.try_recv() {
             Ok(line) => Ok(Some(serde_json::from_str(&line)?)),
@@ -213,19 +213,19 @@ impl Peer {
         }
     }
 
-    /// Tells the other end and hears the same from it.
+    /// Sends a message and receives one of the same type.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&mut self, message: &T) -> Outcome<T> {
         self.tell(message)?;
         self.hear()
     }
 
-    /// Both ends are here.
+    /// Waits until both ends are here.
     pub(crate) fn meet(&mut self) -> Outcome<()> {
         self.exchange(&()).map(|_: ()| ())
     }
 }
 
-/// A deadline for loops that wait for the other end, looked at now and then.
+/// A deadline for loops that wait for the other end, checked from time to time.
 pub(crate) struct Watch {
     start: Instant,
     turns: u32,
@@ -236,20 +236,20 @@ impl Watch {
         Watch { start: Instant::now(), turns: 0 }
     }
 
-    /// Whether it is time to look at more than the port: one turn in 512.
+    /// Whether it is time to check more than the port: one turn in 512.
     pub(crate) fn due(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
         self.turns.is_multiple_of(512)
     }
 
-    /// Fails when everything must have come long since.
+    /// Fails after the deadline.
     pub(crate) fn check(&self) -> Outcome<()> {
         if self.start.elapsed() > PATIENCE { Err("the other end is silent".into()) } else { Ok(()) }
     }
 }
 
-/// The scheduler groups processes by terminal session: out of that group, and before all others.
-/// Without the right to that it stays as it is.
+/// The scheduler groups processes by terminal session. This leaves that group and raises the priority. Without the
+/// right to do so, nothing changes.
 fn own_priority() {
     let _ = rustix::process::setsid();
     let _ = std::fs::write("/proc/self/autogroup", "-20");

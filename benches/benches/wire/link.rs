@@ -1,4 +1,4 @@
-//! Where the two processes stand, and what is between them.
+//! The placement of the two processes, and the link between them.
 
 use std::cell::Cell;
 use std::fs::Permissions;
@@ -43,16 +43,16 @@ impl Driver {
     }
 }
 
-/// A link between two ends; its namespaces and files go when it does.
+/// A link between two ends; its namespaces and files are removed on drop.
 #[derive(Debug)]
 pub(crate) struct Link {
     driver: Driver,
-    /// None on loopback.
+    /// `None` on loopback.
     veth: Option<Veth>,
     /// The directory of sockets.
     directory: PathBuf,
     pub(crate) description: String,
-    /// So that no two jobs meet in one socket or file.
+    /// Distinguishes the sockets and files of jobs.
     job: Cell<u32>,
 }
 
@@ -60,14 +60,14 @@ const PREFIX: &str = "ferroce-wire-";
 
 impl Link {
     /// # Errors
-    /// Why this machine or user can't have it.
+    /// The link is not available on this machine or for this user.
     pub(crate) fn new(driver: Driver, mtu: u32) -> Outcome<Link> {
         let name = format!("{PREFIX}{}-{mtu}", std::process::id());
         let parent =
             if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
         let directory = parent.join(&name);
         std::fs::create_dir(&directory)?;
-        // The two processes may be of another user.
+        // The two processes may run as another user.
         std::fs::set_permissions(&directory, Permissions::from_mode(0o1777))?;
         let mut link = Link { driver, veth: None, directory, description: String::new(), job: Cell::new(0) };
         match driver {
@@ -109,17 +109,17 @@ impl Link {
         Ipv4Addr::new(127, 0, 0, end as u8 + 1).into()
     }
 
-    /// What `--device` says for an end.
+    /// The `--device` argument of an end.
     pub(crate) fn device(&self, end: usize) -> String {
         let address = self.address(end);
         match self.driver {
             Driver::AfXdp => format!("af_xdp:{}", Veth::INTERFACE),
             Driver::Shm => self.switch(),
             Driver::ShmNoIcrc => format!("{},shm=noicrc", self.switch()),
-            // Between loopback addresses it would be shared memory otherwise.
+            // Between loopback addresses, shared memory would be used otherwise.
             Driver::Udp => format!("udp:{address},shm=off"),
             Driver::Memif => {
-                // The one that is written to sees the ring's memory as its own: one copy less for it.
+                // The server sees the ring's memory as its own, which saves a copy.
                 let role = ["server", "client,zero-copy=yes"][end];
                 let socket = self.directory.join(format!("memif-{}", self.job.get()));
                 format!(
@@ -133,17 +133,17 @@ impl Link {
         }
     }
 
-    /// What comes now is another job.
+    /// Starts another job.
     pub(crate) fn next_job(&self) {
         self.job.set(self.job.get() + 1);
     }
 
-    /// Where an end says what is not for us.
+    /// The file for an end's other output.
     pub(crate) fn log(&self, end: usize) -> PathBuf {
         self.directory.join(format!("log-{end}"))
     }
 
-    /// The beginning of names for sockets where shared memory is handed over.
+    /// The prefix of names for sockets that pass shared memory.
     pub(crate) fn shared(&self) -> String {
         self.directory.join(format!("ring-{}", self.job.get())).display().to_string()
     }

@@ -1,10 +1,9 @@
-//! The whole system beside its ceiling and its rivals: the driver alone, ferroce, the kernel's TCP and
-//! UDP and UCX over TCP on the same link, and a ring in shared memory, round by round in turns, between two processes
-//! on a core each.
+//! The whole system compared with its upper bound and with other stacks: the driver alone, ferroce, the kernel's TCP
+//! and UDP and UCX over TCP on the same link, and a ring in shared memory, in turns within each round, between two
+//! processes on their own cores.
 //!
-//! Every figure of a line comes from one round; the table has the median of the rounds and how far
-//! they are apart. ICRCs are made and checked at both ends, and what was moved is compared at the end
-//! of each case.
+//! Every result of a line comes from one round; the table has the median of the rounds and their spread. ICRCs are
+//! generated and checked at both ends, and the data is compared at the end of each case.
 
 mod case;
 mod end;
@@ -49,7 +48,7 @@ struct Args {
 /// Milliseconds of a case in one round.
 const MILLIS: u64 = 150;
 const MILLIS_QUICK: u64 = 40;
-/// Rounds of the cases that are only for the tables.
+/// Rounds of the cases that are used only for the tables.
 const DETAIL_ROUNDS: usize = 3;
 
 fn main() -> Outcome<()> {
@@ -73,7 +72,7 @@ fn main() -> Outcome<()> {
             wanted.extend(line.figure.cases());
         }
         if wanted.iter().any(|case| case.contender() == Contender::Ring) {
-            // What it says depends on where the two cores are.
+            // The results depend on where the two cores are.
             wanted.insert(Case::RingRoundTrip);
         }
         let mut details: BTreeSet<Case> = BTreeSet::new();
@@ -114,7 +113,7 @@ impl Args {
     }
 }
 
-/// One for each end: the first two that this process may use, or both ends on the only one.
+/// One for each end: the first two that this process may use, or the only one for both.
 fn cores() -> [Option<usize>; 2] {
     let cores: Vec<_> =
         core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
@@ -126,13 +125,13 @@ fn cores() -> [Option<usize>; 2] {
 struct Turns<'a> {
     group: Group,
     link: &'a Link,
-    /// In every round, and in the first few.
+    /// In every round, and in the first ones.
     wanted: BTreeSet<Case>,
     details: BTreeSet<Case>,
     rounds: usize,
     millis: u64,
     cores: [Option<usize>; 2],
-    /// Of each case, those that are left.
+    /// The repetitions that are left for each case.
     repetitions: BTreeMap<Case, Repetitions>,
     state: &'a mut Rounds,
 }
@@ -149,7 +148,7 @@ impl Turns<'_> {
                 round + 1
             );
             let mut turn = CONTENDERS;
-            // There and back, so that what changes slowly falls on all alike.
+            // In forward and reverse order, so that slow changes affect all alike.
             if round % 2 == 1 {
                 turn.reverse();
             }
@@ -159,7 +158,7 @@ impl Turns<'_> {
                 }
                 if let Err(error) = self.take_turn(contender, round, &mut measured) {
                     eprintln!("wire: {}: {error}", results::name(contender));
-                    // Once may be an accident.
+                    // A single failure may be accidental.
                     if measured.failures.insert(contender, error.to_string()).is_some() {
                         failed.push(contender);
                     }
@@ -169,7 +168,7 @@ impl Turns<'_> {
         measured
     }
 
-    /// Carries out a contender's cases of a round, and those again that met the machine in its slow state.
+    /// Runs a contender's cases of a round, and repeats those in which the machine was in its slow state.
     fn take_turn(&mut self, contender: Contender, round: usize, measured: &mut Measured) -> Outcome<()> {
         let mut cases = self.wanted.clone();
         if round < DETAIL_ROUNDS {

@@ -1,4 +1,4 @@
-//! The two processes of a job: started, relayed to each other, waited for.
+//! The two processes of a job: starts them, relays their messages, waits for their end.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -14,20 +14,20 @@ use crate::case::Figures;
 use crate::end::{FAILED, Job, Outcome, REPORT, Report, TELL};
 use crate::link::Link;
 
-/// The hidden argument that makes a process one of the two.
+/// The hidden argument for one of the two processes.
 pub(crate) const END: &str = "--end";
 
-/// What came of a job.
+/// The results of a job.
 pub(crate) struct Answer {
     /// One for each case.
     pub(crate) figures: Vec<Figures>,
-    /// The machine's state before and after each case.
+    /// The state of the machine before and after each case.
     pub(crate) states: Vec<[Option<LineTime>; 2]>,
     pub(crate) description: String,
     pub(crate) no_cycles: Option<String>,
 }
 
-/// Runs a job at both ends of a link. The job's role, device and addresses are filled in here.
+/// Runs a job at both ends of a link. The role, device and addresses of the job are set here.
 pub(crate) fn run(link: &Link, cores: [Option<usize>; 2], job: &Job) -> Outcome<Answer> {
     link.next_job();
     let (sender, lines) = channel();
@@ -64,7 +64,7 @@ pub(crate) fn run(link: &Link, cores: [Option<usize>; 2], job: &Job) -> Outcome<
 }
 
 struct End {
-    /// No process outlives its job.
+    /// The process ends with the job.
     _process: Stopped,
     stdin: ChildStdin,
     log: PathBuf,
@@ -72,7 +72,7 @@ struct End {
 
 type Lines = Receiver<(usize, Option<String>)>;
 
-/// Carries words from end to end until both have reported.
+/// Relays messages until both ends have reported.
 fn relay(ends: &mut [End], lines: &Lines, deadline: Instant) -> Outcome<[Report; 2]> {
     let mut reports = [None, None];
     loop {
@@ -88,7 +88,7 @@ fn relay(ends: &mut [End], lines: &Lines, deadline: Instant) -> Outcome<[Report;
             return Err(format!("{name} ended without a report: {}", last.join(" / ")).into());
         };
         if let Some(words) = line.strip_prefix(TELL) {
-            // An end that is gone is noticed by its missing report.
+            // If an end is gone, its missing report shows it.
             let _ = writeln!(ends[1 - role].stdin, "{words}");
         } else if let Some(report) = line.strip_prefix(REPORT) {
             reports[role] = Some(serde_json::from_str(report)?);

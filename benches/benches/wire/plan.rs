@@ -1,10 +1,10 @@
-//! What is measured on which link, and what it must show.
+//! The measurements on each link, and the requirements.
 
 use crate::case::{Case, Contender, Figures, Op};
 use crate::link::Driver;
 use crate::raw::OVERHEAD;
 
-/// A driver with a frame size: its contenders take turns, round by round.
+/// A driver with a frame size: its contenders take turns in each round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
     pub(crate) driver: Driver,
@@ -25,7 +25,7 @@ pub(crate) const GROUPS: [Group; 9] = [
     Group { driver: Driver::Udp, mtu: 9000, path_mtu: 4096 },
 ];
 
-/// One figure that must be shown.
+/// One required result.
 pub(crate) struct Line {
     /// The requirement's number, and a letter for each of its figures.
     pub(crate) id: &'static str,
@@ -35,11 +35,11 @@ pub(crate) struct Line {
     pub(crate) bound: Bound,
 }
 
-/// How it comes from what was measured, anew in each round.
+/// How it is computed from the measurements, in each round.
 #[derive(Clone, Copy)]
 pub(crate) enum Figure {
     Ratio(Measure, Measure),
-    /// Nanoseconds more.
+    /// Difference in nanoseconds.
     Above(Measure, Measure),
     Alone(Measure),
 }
@@ -49,14 +49,14 @@ pub(crate) struct Measure(pub(crate) Case, pub(crate) Quantity);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Quantity {
-    /// Messages a second.
+    /// Messages per second.
     Rate,
-    /// Payload a second.
+    /// Payload per second.
     Payload,
-    /// Nanoseconds there and back.
+    /// Round-trip time in nanoseconds.
     P50,
     P99,
-    /// Of a core.
+    /// Share of a core.
     Idle,
 }
 
@@ -88,7 +88,7 @@ impl Measure {
 }
 
 impl Figure {
-    /// The cases that it needs.
+    /// The required cases.
     pub(crate) fn cases(self) -> Vec<Case> {
         match self {
             Figure::Ratio(a, b) | Figure::Above(a, b) => vec![a.0, b.0],
@@ -96,7 +96,7 @@ impl Figure {
         }
     }
 
-    /// From what one round says of each case.
+    /// The value from the results of each case in one round.
     pub(crate) fn value(self, round: impl Fn(Case) -> Option<Figures>) -> Option<f64> {
         let get = |measure: Measure| measure.of(&round(measure.0)?);
         match self {
@@ -109,14 +109,14 @@ impl Figure {
 
 const KIB_64: u32 = 64 << 10;
 const MIB: u32 = 1 << 20;
-/// A WRITE of 8 bytes: RETH and ICRC are in it.
+/// A WRITE of 8 bytes, including RETH and ICRC.
 pub(crate) const SMALL_FRAME: usize = OVERHEAD + 16 + 8;
 
 const fn write(size: u32, qps: u32) -> Case {
     Case::Rate { op: Op::Write, size, qps }
 }
 
-/// Everything that must be shown, in order.
+/// All requirements, in order.
 pub(crate) fn lines() -> Vec<Line> {
     use Bound::{AtLeast, AtMost};
     use Quantity::{Idle, P50, P99, Payload, Rate};
@@ -389,12 +389,12 @@ pub(crate) fn lines() -> Vec<Line> {
 }
 
 impl Group {
-    /// What is measured besides, for the tables: messages of every size, both ways to move them,
-    /// and the others on the same link.
+    /// Further measurements, for the tables: messages of each size, with both operations, and the other stacks on the
+    /// same link.
     pub(crate) fn details(self) -> Vec<Case> {
         let payload = self.path_mtu as usize;
         let mut cases = Vec::new();
-        // Frames without a queue pair have no way in shared memory; the ring is what it is measured by.
+        // Raw frames are not possible in shared memory; the ring is the reference there.
         if !self.driver.is_shm() {
             cases.extend([
                 Case::RawRate { frame: 64 },
@@ -425,9 +425,9 @@ impl Group {
     }
 }
 
-/// Of messages, from the smallest to the largest.
+/// Message sizes, from the smallest to the largest.
 pub(crate) const SIZES: [u32; 6] = [8, 512, 4096, 32 << 10, 256 << 10, MIB];
 
-/// In the order in which they take their turns.
+/// In the order of their turns.
 pub(crate) const CONTENDERS: [Contender; 6] =
     [Contender::Raw, Contender::Ferroce, Contender::Tcp, Contender::Udp, Contender::Ucx, Contender::Ring];

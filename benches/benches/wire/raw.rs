@@ -1,4 +1,4 @@
-//! The driver without a protocol: what a port gives whoever does nothing but move frames.
+//! The driver without a protocol: the performance of a port that only transfers frames.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -14,35 +14,34 @@ use crate::end::{Outcome, Stage, Watch};
 use crate::memory::{fill, verify};
 use crate::ring::Handover;
 
-/// Frames offered to the port at once, as many as its bursts have.
+/// Frames offered to the port at once, the size of its bursts.
 const BURST: u64 = 64;
-/// A frame's length has the Ethernet header, also where the driver takes none.
+/// The length of a frame includes the Ethernet header, even if the driver has none.
 const ETHERNET: usize = 14;
-/// IPv4, UDP and as many bytes as a BTH has.
+/// IPv4, UDP and as many bytes as a BTH.
 const HEADERS: usize = 20 + 8 + 12;
-/// What a frame of RoCE has besides its payload.
+/// The overhead of a RoCE frame.
 pub(crate) const OVERHEAD: usize = ETHERNET + HEADERS + 4;
 /// The number of a frame, in place of a PSN.
 const NUMBER: Range<usize> = HEADERS - 8..HEADERS;
-/// What the CRC covers of the headers: all else in them is the same in each frame, and so is its
-/// part of a CRC.
+/// The part of the headers that the CRC covers: the rest is the same in each frame, and so is its part of a CRC.
 const COVERED: Range<usize> = HEADERS - 12..HEADERS;
-/// The receiver tells what it took in so many parts of a window.
+/// The receiver reports received frames in this many parts of a window.
 const TOKENS: u64 = 8;
-/// Nothing comes any more.
+/// Without a frame for this long, no more are expected.
 const SILENCE: Duration = Duration::from_millis(50);
 
 /// A port, and the headers of frames to the other end.
 struct Port {
     driver: Box<dyn PacketDriver>,
     clock: Clock,
-    /// From Ethernet on.
+    /// Starting with Ethernet.
     headers: [u8; ETHERNET + HEADERS],
-    /// Bytes in front of IP, of the driver's frames.
+    /// Bytes before the IP header in the driver's frames.
     link: usize,
-    /// Frames that are not known to have been taken: rings and socket buffers hold as many.
+    /// The most frames that are not known to be received: the capacity of rings and socket buffers.
     window: u64,
-    /// Where the ring for tokens is handed over.
+    /// The name under which the ring for tokens is passed.
     shared: String,
 }
 
@@ -66,7 +65,7 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
             .map_err(|error| format!("{case}: {error}").into())
         })?;
     }
-    // No port goes away while the other end polls: a memif takes its memory along.
+    // No port is closed while the other end polls: closing a memif removes its memory.
     stage.peer.meet()?;
     Ok(capabilities.description)
 }
@@ -76,7 +75,7 @@ impl Port {
         if stage.starts() { self.send(stage, frame, |_, _| ()) } else { self.receive(stage, |_| true) }
     }
 
-    /// Payload goes from memory to frames and from frames to memory, and through a CRC each time.
+    /// Payload is copied from memory to frames and from frames to memory, with a CRC each time.
     fn checked(&mut self, stage: &mut Stage<'_>, payload: usize, seed: u64) -> Outcome<Seen> {
         let (crc, slots) = (Crc32::detect(), Stage::footprint(payload) / payload);
         let mut memory = Memory::zeroed(slots * payload)?;
@@ -117,9 +116,8 @@ impl Port {
         Ok(seen)
     }
 
-    /// As many frames as the port takes and the receiver has room for; `write` completes each behind
-    /// its headers. The receiver tells what it took through shared memory: nothing is lost, and
-    /// nothing on the wire pays for that.
+    /// Sends as many frames as the port accepts and the receiver has room for; `write` writes each after its headers.
+    /// The receiver reports received frames through shared memory: nothing is lost, without overhead on the link.
     fn send(
         &mut self,
         stage: &mut Stage<'_>,
@@ -154,14 +152,14 @@ impl Port {
         stage.peer.tell(&sent)?;
         let watch = Watch::new();
         while stage.peer.heard::<()>()?.is_none() {
-            // What the port still holds.
+            // Flushes frames that the port still holds.
             driver.tx_burst(clock.now(), &mut |_: &mut [u8]| None)?;
             watch.check()?;
         }
         Ok(Seen { handled: sent, ..Seen::default() })
     }
 
-    /// Counts frames until all that were sent have come, or no more do.
+    /// Counts frames until all that were sent have arrived, or no more arrive.
     fn receive(&mut self, stage: &mut Stage<'_>, mut take: impl FnMut(&[u8]) -> bool) -> Outcome<Seen> {
         let Port { driver, clock, shared, link, window, .. } = self;
         let token = *window / TOKENS;
@@ -236,7 +234,7 @@ impl Port {
         }
     }
 
-    /// How many frames have come. What the port had no room for goes first, as in a poll of ferroce's.
+    /// The number of received frames. Frames that the port had no room for are sent first, as in ferroce's poll.
     fn look(&mut self) -> Outcome<usize> {
         let Port { driver, clock, .. } = self;
         driver.tx_burst(clock.now(), &mut |_: &mut [u8]| None)?;
@@ -260,7 +258,7 @@ impl Port {
     }
 }
 
-/// Counts between the end of the warming up and the last that came.
+/// Counts events between the end of the warm-up and the last event.
 pub(crate) struct Meter {
     warm_up: Duration,
     first: Option<Instant>,
@@ -273,7 +271,7 @@ impl Meter {
         Meter { warm_up, first: None, from: None, to: None }
     }
 
-    /// So many have come until now.
+    /// `so_far` events have occurred.
     pub(crate) fn count(&mut self, so_far: u64) {
         let now = Instant::now();
         let first = *self.first.get_or_insert(now);
@@ -287,12 +285,12 @@ impl Meter {
         self.to.is_none_or(|(at, _)| at.elapsed() > time)
     }
 
-    /// How many since the end of the warming up.
+    /// The number since the end of the warm-up.
     pub(crate) fn counted(&self) -> u64 {
         self.result().0
     }
 
-    /// How many, in how many nanoseconds.
+    /// The number and its time in nanoseconds.
     pub(crate) fn result(&self) -> (u64, u64) {
         match (self.from, self.to) {
             (Some((from, before)), Some((to, after))) => (after - before, (to - from).as_nanos() as u64),
@@ -301,7 +299,7 @@ impl Meter {
     }
 }
 
-/// Those of a UDP packet to the port of RoCE.
+/// The headers of a UDP packet to RoCE's port.
 fn headers(to: [u8; 6], from: &Capabilities, addresses: [IpAddr; 2]) -> Outcome<[u8; ETHERNET + HEADERS]> {
     let [IpAddr::V4(source), IpAddr::V4(destination)] = addresses else {
         return Err("the raw frames are IPv4".into());
@@ -319,7 +317,7 @@ fn headers(to: [u8; 6], from: &Capabilities, addresses: [IpAddr; 2]) -> Outcome<
     Ok(headers)
 }
 
-/// The headers of a frame of `length` bytes, as a driver takes it that has `link` bytes before IP.
+/// The headers of a frame of `length` bytes, for a driver with `link` bytes before IP.
 fn set_lengths(headers: &mut [u8; ETHERNET + HEADERS], length: usize, link: usize) -> &[u8] {
     headers[16..18].copy_from_slice(&((length - 14) as u16).to_be_bytes());
     headers[38..40].copy_from_slice(&((length - 34) as u16).to_be_bytes());

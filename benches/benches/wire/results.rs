@@ -1,4 +1,4 @@
-//! What was measured, for people and for machines.
+//! The results, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 use crate::case::{Case, Contender, Figures, Op, RoundTrip, bytes};
 use crate::plan::{Bound, Figure, Group, Line, Measure, Quantity, SIZES};
 
-/// Everything.
+/// All results.
 pub(crate) struct Results {
     rounds: usize,
     millis: u64,
     cores: [Option<usize>; 2],
     pub(crate) groups: Vec<Measured>,
-    /// The machine's, in each case of each round.
+    /// The state of the machine, in each case of each round.
     pub(crate) state: Rounds,
-    /// What could not be measured at all, and why.
+    /// Measurements that were not possible, with the reason.
     left_out: Vec<(Group, String)>,
-    /// What perftest says on this machine, or why it says nothing.
+    /// The results of perftest on this machine, or the reason that there are none.
     perftest: Result<Vec<perftest::Row>, String>,
 }
 
@@ -31,10 +31,10 @@ pub(crate) struct Results {
 pub(crate) struct Measured {
     pub(crate) group: Group,
     link: String,
-    /// By round; some cases are only in the first ones.
+    /// By round; some cases are only in the first rounds.
     pub(crate) cases: BTreeMap<Case, Vec<Option<Figures>>>,
     pub(crate) descriptions: BTreeMap<Contender, String>,
-    /// The last one of each.
+    /// The last failure of each.
     pub(crate) failures: BTreeMap<Contender, String>,
     pub(crate) no_cycles: Option<String>,
 }
@@ -68,7 +68,7 @@ impl Measured {
         Spread::of(rounds.filter_map(get).collect())
     }
 
-    /// Payload by message size, beside the others' at their best.
+    /// Payload by message size, with the best results of the others.
     fn curves(&self) -> Vec<Curve> {
         let gbps = |figures: &Figures| figures.gbps;
         let shapes = [
@@ -117,7 +117,7 @@ impl Measured {
         cases.filter_map(interval).collect()
     }
 
-    /// A line's figure in each round that has all that it needs.
+    /// A line's value in each round that has all its inputs.
     fn values(&self, figure: Figure) -> Vec<f64> {
         let rounds = self.cases.values().map(Vec::len).max().unwrap_or(0);
         let of = |case: Case, round: usize| self.cases.get(&case)?.get(round)?.clone();
@@ -189,7 +189,8 @@ impl Results {
         }
     }
 
-    /// Whoever spins and does not have its core all the time has been measured with others. Whether it was so.
+    /// A spinning process that does not have its core all the time was disturbed by others. Returns whether that was
+    /// so.
     fn disturbance(&self) -> Option<(String, bool)> {
         let cases = self.groups.iter().flat_map(|measured| measured.cases.values());
         let shares = cases.flatten().flatten().filter_map(|figures| figures.on_core);
@@ -313,7 +314,7 @@ impl Results {
     }
 }
 
-/// The share of its core that a process has on a machine of its own.
+/// The share of its core that a process has on an idle machine.
 const QUIET: f64 = 0.97;
 
 fn print_group(measured: &Measured) {
@@ -367,7 +368,7 @@ fn print_group(measured: &Measured) {
     }
 }
 
-/// The date, as `date` says it.
+/// The date, as `date` prints it.
 fn today() -> String {
     let date = Command::new("date").arg("+%Y-%m-%d").output();
     date.map_or(String::new(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())

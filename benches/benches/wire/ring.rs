@@ -1,4 +1,4 @@
-//! A ring of slots in memory that both processes share: the ceiling.
+//! A ring of slots in memory that both processes share: the upper bound.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
@@ -25,8 +25,8 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
             stage.record(|stage| round_trips(stage, &path))?;
             continue;
         };
-        // So many that they are out of the caches of the end that filled them when the other one comes
-        // to them: lines are faster to get from what the cores share.
+        // Enough slots that they have left the writer's caches when the reader comes to them: lines are faster to fetch
+        // from the shared cache.
         let slots = RING / slot.clamp(64, RING / 256);
         let length = if crc { slot + 4 } else { slot };
         let seed = n as u64;
@@ -44,7 +44,7 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
     Ok("shared memory, no wire".to_owned())
 }
 
-/// A socket where an end hands over the memory of a ring. It is there before the ends meet.
+/// A socket through which an end passes the memory of a ring. It exists before the ends meet.
 pub(crate) struct Handover<'a> {
     listener: UnixListener,
     path: &'a str,
@@ -71,7 +71,7 @@ impl Drop for Handover<'_> {
     }
 }
 
-/// A slot there and one back.
+/// A slot in one direction and one back.
 fn round_trips(stage: &mut Stage<'_>, path: &str) -> Outcome<Seen> {
     let role = stage.job.role;
     let mut out = Producer::create(2, 64)?;
@@ -163,7 +163,7 @@ fn consume(stage: &mut Stage<'_>, path: &str, size: usize, check: bool, seed: u6
         let came = ring.pop(if whole { BURST } else { 0 }, pop)?;
         got += came as u64;
         if came > 0 {
-            // A clock read for each burst would be a part of what is measured.
+            // Reading the clock for each burst would affect the measurement.
             bursts += 1;
             if bursts % 16 == 0 {
                 meter.count(got);

@@ -80,7 +80,7 @@ fn send_stream(stage: &mut Stage<'_>, stream: &mut TcpStream, write: usize, seed
             sent += 1;
         }
     }
-    // The end of the stream is what ends the receiver.
+    // The end of the stream ends the receiver.
     stream.shutdown(std::net::Shutdown::Write)?;
     stage.peer.hear::<()>()?;
     Ok(Seen { handled: sent, ..Seen::default() })
@@ -158,7 +158,7 @@ fn receive_datagrams(stage: &mut Stage<'_>, socket: &UdpSocket) -> Outcome<Seen>
     Ok(Seen { messages, nanos, handled: got, lost, ..Seen::default() })
 }
 
-/// Pings or pongs over sockets that do not block.
+/// Pings or pongs over non-blocking sockets.
 fn round_trips(
     stage: &mut Stage<'_>,
     mut receive: impl FnMut(&mut [u8]) -> std::io::Result<usize>,
@@ -181,7 +181,7 @@ fn round_trips(
         let mut filled = 0;
         while filled < PING {
             match receive(&mut ping[filled..]) {
-                // A stream ends like this.
+                // The end of a stream.
                 Ok(0) if !starts => {
                     stage.peer.hear::<()>()?;
                     return Ok(Seen { handled: count, ..Seen::default() });

@@ -1,5 +1,5 @@
-//! UCX over the kernel's TCP on the same link, measured by its own `ucx_perftest`: puts, which UCX carries out as messages
-//! there. The program starts anew for each figure, and says one percentile at a time.
+//! UCX over the kernel's TCP on the same link, measured by its own `ucx_perftest`: puts, which UCX implements as
+//! messages there. The program is started for each result, and prints one percentile at a time.
 
 use std::net::{IpAddr, TcpListener};
 use std::process::{Command, Output, Stdio};
@@ -11,7 +11,7 @@ use crate::case::{Case, RoundTrip, Seen};
 use crate::end::{Outcome, PATIENCE, Stage};
 
 const PROGRAM: &str = "ucx_perftest";
-/// Of the first run, which tells how many fill the time of a case.
+/// Messages of the first run, which determines how many fill the time of a case.
 const TRIAL: u64 = 1000;
 
 pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
@@ -28,7 +28,7 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
                 let mut there_and_back = [0; 3];
                 for (rank, nanos) in ["50", "99", "99.9"].into_iter().zip(&mut there_and_back) {
                     let said = measure(stage, "ucp_put_lat", size, n, rank)?;
-                    // It says half of it, in microseconds.
+                    // It prints half of it, in microseconds.
                     *nanos = said.map_or(0, |said| (said.percentile * 2e3) as u64);
                 }
                 let [p50, p99, p999] = there_and_back;
@@ -41,11 +41,11 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
     Ok(format!("UCX_TLS=tcp {PROGRAM}, {}", version()?))
 }
 
-/// How many messages fill the time of a case, and what the run said that this comes from.
+/// The number of messages that fill the time of a case, and the results of the run that determined it.
 fn fitting(stage: &mut Stage<'_>, test: &str, size: u32) -> Outcome<(u64, Option<Said>)> {
     let said = measure(stage, test, size, TRIAL, "50")?;
     let fill = said.as_ref().map(|said| (said.rate * stage.time().as_secs_f64()) as u64);
-    // Both ends count alike.
+    // Both ends use the same number.
     let n = match fill {
         Some(n) => {
             let n = n.max(TRIAL);
@@ -57,9 +57,9 @@ fn fitting(stage: &mut Stage<'_>, test: &str, size: u32) -> Outcome<(u64, Option
     Ok((n, said))
 }
 
-/// What the end that starts hears of a run.
+/// The results of a run at the starting end.
 struct Said {
-    /// Messages a second.
+    /// Messages per second.
     rate: f64,
     /// Microseconds of a message.
     percentile: f64,
@@ -85,7 +85,7 @@ fn measure(stage: &mut Stage<'_>, test: &str, size: u32, n: u64, rank: &str) -> 
         if status.success() {
             break String::from_utf8_lossy(&stdout).into_owned();
         }
-        // The server listens soon; nothing tells when.
+        // The server listens soon; there is no signal for it.
         if Instant::now() > deadline {
             return Err(format!("{PROGRAM}: {}", String::from_utf8_lossy(&stderr).trim()).into());
         }
@@ -106,8 +106,8 @@ fn missing(error: std::io::Error) -> String {
     format!("{PROGRAM} (package ucx-utils): {error}")
 }
 
-/// The last line of numbers: iterations, percentile, latency in the last second and overall, MB/s twice, messages a second
-/// in the last second and overall.
+/// Parses the last line of numbers: iterations, percentile, latency in the last second and overall, MB/s in the last
+/// second and overall, messages per second in the last second and overall.
 fn read(said: &str) -> Option<Said> {
     let row = said.lines().rev().find(|line| line.starts_with(|c: char| c.is_ascii_digit()))?;
     let columns: Vec<f64> = row.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;

@@ -1,4 +1,4 @@
-//! ferroce: the verbs on a context at either end, each driven by a loop that never gives way.
+//! ferroce: the verbs on a context at each end, driven by a spinning loop.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,19 @@ use crate::end::{Outcome, Stage, Watch};
 use crate::memory::{fill, verify};
 use crate::raw::Meter;
 
-/// Messages outstanding on all queue pairs together, unless those are more.
+/// Outstanding messages of all queue pairs together, unless there are more queue pairs.
 const OUTSTANDING: u32 = 512;
-/// Bytes of those: large messages fill any window with few of them.
+/// The limit in bytes: few large messages fill any window.
 const OUTSTANDING_BYTES: u32 = 2 << 20;
-/// Of a queue pair beside others, whose messages are packets or more.
+/// The least depth of each of several queue pairs, for small messages and for large ones.
 const LEAST_DEPTH: u32 = 4;
 const LEAST_DEPTH_LARGE: u32 = 1;
-/// READs that a queue pair has outstanding.
+/// Outstanding READs of a queue pair.
 const READS: u8 = 16;
-/// Posted between two polls.
+/// Messages posted between two polls.
 const BURST: usize = 32;
 
-/// WRITEs that find the other end blocked, and how long it had nothing to do before each.
+/// The number of WRITEs to the blocked other end, and the idle time before each.
 const WAKES: u64 = 10;
 const BETWEEN_WAKES: Duration = Duration::from_millis(5);
 
@@ -52,18 +52,18 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
         });
         result.and_then(|()| run.close(stage)).map_err(|error| format!("{case}: {error}"))?;
     }
-    // The last of them, for the runner takes the context.
+    // The last one, since the runner takes the context.
     if stage.job.cases.last() == Some(&Case::Idle) {
         idle(end, stage)?;
     } else {
-        // No port goes away while the other end polls: a memif takes its memory along.
+        // No port is closed while the other end polls: closing a memif removes its memory.
         stage.peer.meet()?;
         drop(end);
     }
     Ok(description)
 }
 
-/// A runner at the other end that blocks whenever there is nothing to do.
+/// A runner at the other end that blocks whenever it is idle.
 fn idle(mut end: End, stage: &mut Stage<'_>) -> Outcome<()> {
     let mut run = Run::open(&mut end, stage, shape(Case::Idle), 0)?;
     if stage.starts() {
@@ -81,17 +81,17 @@ fn idle(mut end: End, stage: &mut Stage<'_>) -> Outcome<()> {
     runner.stop().error.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// What a case moves.
+/// The messages of a case.
 #[derive(Clone, Copy)]
 struct Shape {
     op: Op,
     size: u32,
     qps: u32,
-    /// Outstanding on each queue pair.
+    /// Outstanding messages of each queue pair.
     depth: u32,
-    /// Pieces of memory for each queue pair, used in turn.
+    /// Memory slots of each queue pair, used in turn.
     slots: u64,
-    /// Both ends write, from the first slot to the second.
+    /// Whether both ends write, from the first slot to the second.
     round_trip: bool,
 }
 
@@ -106,7 +106,7 @@ fn shape(case: Case) -> Shape {
     Shape { op, size, qps, depth, slots: (share / u64::from(size)).max(1), round_trip: false }
 }
 
-/// A queue pair and how far it has come.
+/// A queue pair and its progress.
 #[derive(Clone, Copy)]
 struct Lane {
     qp: Qp,
@@ -127,7 +127,7 @@ struct Run<'a> {
     seed: u64,
 }
 
-/// What the other end must know.
+/// The data that the other end needs.
 #[derive(Serialize, Deserialize)]
 struct Offer {
     gid: [u8; 16],
@@ -172,7 +172,7 @@ impl Run<'_> {
         let theirs: Offer = stage.peer.exchange(&offer)?;
         let path_mtu = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() == stage.job.path_mtu);
         let path_mtu = path_mtu.ok_or("no such path MTU")?;
-        // With the hardware address, so that the kernel is not asked for each of a thousand.
+        // With the MAC address, so that the kernel is not queried for each of a thousand.
         let mut address = AddressVector::new(Gid(theirs.gid), sgid_index);
         address.mac = Some(MacAddr(theirs.mac));
         for (qp, qpn) in qps.iter().zip(theirs.qpns) {
@@ -189,11 +189,11 @@ impl Run<'_> {
         Ok(Run { end, shape, cq, mr, lanes, remote, seed })
     }
 
-    /// Looks at what came, and gives everything back.
+    /// Checks the received data, and destroys everything.
     fn close(self, stage: &mut Stage<'_>) -> Outcome<()> {
         let Run { end, shape, cq, mr, lanes, seed, .. } = self;
         let is_sink = stage.starts() == (shape.op == Op::Read) && !shape.round_trip;
-        // How much was moved, the one that posted knows.
+        // The posting end knows the number of messages.
         let posted: Vec<u64> = lanes.iter().map(|lane| lane.posted).collect();
         let theirs: Vec<u64> = stage.peer.exchange(&posted)?;
         for lane in &lanes {
@@ -238,7 +238,7 @@ impl Run<'_> {
         self.end.context.post_send(*qp, &wr)
     }
 
-    /// Posts a receive into the next slot of a lane.
+    /// Posts a receive WR for the next slot of a lane.
     fn post_receive(&mut self, lane: usize) -> Result<(), Error> {
         let Shape { size, slots, .. } = self.shape;
         let offset = self.offset(lane);
@@ -260,11 +260,11 @@ impl Run<'_> {
         self.end.poller.poll(&mut self.end.context)
     }
 
-    /// The end that posts, round robin, for the time of the case.
+    /// The posting end: posts round robin, for the time of the case.
     fn request(&mut self, stage: &mut Stage<'_>) -> Outcome<Seen> {
         stage.peer.meet()?;
         let depth = u64::from(self.shape.depth);
-        // One completion for many messages, as applications do it that care.
+        // One completion for many messages, as in optimized applications.
         let signal = (depth / 2).clamp(1, 32);
         let enough = 4 * depth * self.lanes.len() as u64;
         let (mut posted, mut done, mut lane) = (0u64, 0u64, 0);
@@ -274,7 +274,7 @@ impl Run<'_> {
             let mut full = 0;
             for _ in 0..BURST {
                 let Lane { posted: sent, done, .. } = self.lanes[lane];
-                // Behind the end only what still wants its completion.
+                // After the time is over, only the rest up to a signaled message.
                 if sent - done < depth && (!late || sent % signal != 0) {
                     self.post(lane, (sent + 1) % signal == 0)?;
                     posted += 1;
@@ -297,7 +297,7 @@ impl Run<'_> {
                 if !late {
                     meter.count(done);
                 }
-                // Not before everything that was outstanding at once has come a few times.
+                // Not before all outstanding messages have completed a few times.
                 let elapsed = start.elapsed();
                 late = elapsed > time && (meter.counted() >= enough || elapsed > 8 * time);
             } else if watch.due() {
@@ -309,7 +309,7 @@ impl Run<'_> {
         Ok(Seen { messages, nanos, handled: done, ..Seen::default() })
     }
 
-    /// The end that is written to, read from, or receives.
+    /// The other end, which is written to, read from, or receives.
     fn respond(&mut self, stage: &mut Stage<'_>) -> Outcome<Seen> {
         let receives = self.shape.op == Op::Send;
         if receives {
@@ -336,8 +336,7 @@ impl Run<'_> {
         }
     }
 
-    /// Writes a number and waits for it to come back, seen in memory: half of the way is what
-    /// ib_write_lat calls the latency.
+    /// Writes a number and waits for its return, visible in memory: ib_write_lat reports half of that time as latency.
     fn ping(&mut self, stage: &mut Stage<'_>) -> Outcome<Seen> {
         stage.peer.meet()?;
         let mut times = Histogram::<u64>::new(3)?;
@@ -383,7 +382,7 @@ impl Run<'_> {
         }
     }
 
-    /// Lets the other end be idle for a time, and a while before each WRITE.
+    /// Lets the other end be idle for a time, and before each WRITE.
     fn wake(&mut self, stage: &mut Stage<'_>) -> Outcome<Seen> {
         stage.peer.meet()?;
         std::thread::sleep(stage.time());
@@ -416,7 +415,7 @@ impl Run<'_> {
         Ok(self.end.context.post_send(self.lanes[0].qp, &wr)?)
     }
 
-    /// Whether the other end's message of that number is in memory.
+    /// Whether the other end's message with this number is in memory.
     fn has_come(&self, number: u64) -> Result<bool, Error> {
         let bytes = self.end.context.bytes(self.mr)?;
         let stamp = &bytes[2 * self.shape.size as usize - 8..];
@@ -424,7 +423,7 @@ impl Run<'_> {
         Ok(stamp.first_chunk::<8>().is_some_and(|stamp| u64::from_ne_bytes(*stamp) == number))
     }
 
-    /// Takes completions, so that the queues never fill.
+    /// Polls completions, so that the queues do not fill up.
     fn reap(&mut self) -> Outcome<()> {
         while self.completion()?.is_some() {}
         Ok(())

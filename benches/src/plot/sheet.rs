@@ -1,21 +1,22 @@
-//! A sheet with a row for each thing compared: figures by size at the left, round trips at the right, all axes logarithmic.
+//! A sheet with a row for each comparison: values by size on the left, round-trip times on the right, all axes
+//! logarithmic.
 
 use std::fmt::Write;
 
 use super::{COLOURS, start, text};
 use crate::report::{Spread, bytes};
 
-/// Figures by size. One without sizes of its own, with a single point, is drawn from end to end.
+/// Values by size. A curve with a single point is drawn over the whole width.
 pub struct Curve {
-    /// In the legend; curves of one name have one colour on all rows.
+    /// Its name in the legend; curves with the same name have the same colour on all rows.
     pub name: String,
-    /// Size in bytes, and the figure.
+    /// Size in bytes, and the value.
     pub points: Vec<(f64, Spread)>,
 }
 
 /// A time: its median and its 99th percentile.
 pub struct Interval {
-    /// Left of it.
+    /// The label on its left.
     pub name: String,
     /// The median.
     pub p50: Spread,
@@ -32,28 +33,28 @@ struct Row {
 
 /// The sheet.
 pub struct Sheet {
-    /// Above all.
+    /// The title above all.
     pub title: String,
-    /// Below it: what the figures come from.
+    /// The notes below it: the source of the values.
     pub notes: Vec<String>,
-    /// What figures by size are.
+    /// The label of values by size.
     y_label: &'static str,
     rows: Vec<Row>,
 }
 
 const WIDTH: f64 = 960.0;
 const ROW: f64 = 260.0;
-/// The plots of a row, from left to right and from its top; one alone has all of it.
+/// The positions of the plots in a row, from left to right and from its top; a single one uses the whole row.
 const BY_SIZE: (f64, f64) = (60.0, 500.0);
 const BY_SIZE_ALONE: (f64, f64) = (60.0, 936.0);
 const TIMES: (f64, f64) = (680.0, 936.0);
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = ROW - 46.0;
 const LINE: f64 = 17.0;
-/// Entries of a line of the legend.
+/// Entries per line of the legend.
 const LEGEND: usize = 4;
 
-/// A logarithmic axis between two powers of ten, on a stretch of the sheet.
+/// A logarithmic axis between two powers of ten, on a range of the sheet.
 #[derive(Clone, Copy)]
 struct Axis {
     least: f64,
@@ -63,7 +64,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// One that has room for all values.
+    /// An axis that covers all values.
     fn of(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Axis {
         let (least, most) = values
             .filter(|value| *value > 0.0)
@@ -79,7 +80,7 @@ impl Axis {
         self.from + share.min(1.0) * (self.to - self.from)
     }
 
-    /// 1, 2 and 5 of each power of ten, and how each is written.
+    /// 1, 2 and 5 of each power of ten, and their labels.
     fn ticks(self) -> impl Iterator<Item = (f64, Tick)> {
         let decades = (self.most / self.least).log10().ceil() as i32;
         let ticks = (0..=decades).flat_map(move |decade| {
@@ -107,12 +108,12 @@ impl Tick {
 
 const STEPS: [f64; 3] = [1.0, 2.0, 5.0];
 
-/// The power of ten that a value begins in.
+/// The greatest power of ten up to a value.
 fn power(value: f64) -> f64 {
     10f64.powf((value.log10() + 1e-9).floor())
 }
 
-/// A tick's value, without the noise of powers of ten.
+/// A tick's value, without rounding noise.
 fn number(value: f64) -> String {
     format!("{}", (value * 1e6).round() / 1e6)
 }
@@ -123,12 +124,12 @@ fn values(spread: &Spread) -> [f64; 3] {
 }
 
 impl Sheet {
-    /// An empty one, for throughput by size.
+    /// An empty sheet, for throughput by size.
     pub fn new(title: String, notes: Vec<String>) -> Sheet {
         Sheet { title, notes, y_label: "payload, Gb/s", rows: Vec::new() }
     }
 
-    /// For other figures by size.
+    /// For other values by size.
     pub fn with_y(mut self, label: &'static str) -> Sheet {
         self.y_label = label;
         self
@@ -170,7 +171,7 @@ impl Sheet {
         svg + "</svg>\n"
     }
 
-    /// Of the curves, each once.
+    /// The names of the curves, without duplicates.
     fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for curve in self.rows.iter().flat_map(|row| &row.curves) {
@@ -282,7 +283,7 @@ struct Style {
     dash: &'static str,
 }
 
-/// After all colours, the same with another stroke.
+/// The style of a curve: after all colours, the same ones with another stroke.
 fn style(n: usize) -> Style {
     let dash = ["", " stroke-dasharray=\"6 4\""][n / COLOURS.len() % 2];
     Style { colour: COLOURS[(n + 1) % COLOURS.len()], dash }
@@ -314,9 +315,9 @@ mod tests {
         let decade = axis.at(10.0) - axis.at(1.0);
         assert!((axis.at(5.0) - axis.at(0.5) - decade).abs() < 1e-6 && decade > 100.0, "{decade}");
         assert_eq!((axis.at(0.2).round(), axis.at(50.0).round()), (0.0, 300.0));
-        // Zero has no place on such an axis, and is drawn at its end.
+        // Zero has no position on such an axis, and is drawn at its end.
         assert_eq!(axis.at(0.0), 0.0);
-        // One value is a decade.
+        // A single value gives one decade.
         let axis = Axis::of([10.0].into_iter(), 0.0, 1.0);
         assert_eq!((axis.least.round(), axis.most.round()), (10.0, 100.0));
     }

@@ -91,7 +91,7 @@ struct Job(String);
 const ADDRESS: [&str; 2] = ["FERROCE_MASTER_ADDR", "MASTER_ADDR"];
 const PORT: [&str; 2] = ["FERROCE_MASTER_PORT", "MASTER_PORT"];
 const ID: &str = "FERROCE_UNIQUE_ID";
-/// A pod has all ports for itself.
+/// A pod has its own network namespace, so any port is free.
 const KUBERNETES_PORT: u16 = 29500;
 
 impl Environment<'_> {
@@ -197,7 +197,7 @@ impl Environment<'_> {
         launcher == Launcher::Torchrun && self.get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True")
     }
 
-    /// Ranks of a restart by torchrun meet only each other.
+    /// The job includes the restart count of torchrun, so ranks only meet ranks of the same restart.
     fn job_of_torchrun(&self, host: &str, port: u16) -> Job {
         let [run, restarts] = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
             .map(|name| self.get(name).unwrap_or_default());
@@ -253,7 +253,7 @@ impl Environment<'_> {
         self.get(name).is_some()
     }
 
-    /// No launcher has set this rank.
+    /// The error if no launcher has set this rank.
     fn nobody(&self, has_id: bool) -> Error {
         let known = Launcher::ALL.map(|launcher| format!("{} ({launcher})", launcher.variables()[0]));
         let what = if has_id { "FERROCE_UNIQUE_ID needs a rank, and " } else { "" };

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_read_as_it_was_written() {
+    fn a_written_text_reads_back() {
         let [(first, _), (second, listener)] =
             [(); 2].map(|()| UniqueId::listen("127.0.0.1:0".parse().unwrap()).unwrap());
         assert_ne!(first.nonce, second.nonce);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused() {
+    fn invalid_texts_are_refused() {
         for wrong in [
             "",
             "ferroce2:192.0.2.1:41234:0123456789abcdef",

@@ -7,10 +7,11 @@
 //! | a chunk that lands | WRITE with immediate to its place | |
 //! | credit | empty WRITE with immediate | how many messages this rank has taken, ever |
 //!
-//! All messages except credits are numbered, in the immediate too, because those of several rails arrive in any order.
-//! Fewer than 128 are under way between two ranks at a time, so eight bits are enough.
+//! All messages except credits are numbered, in the immediate, because messages of several rails arrive in any order. Fewer
+//! than 128 are outstanding between two ranks, so eight bits are enough.
 //!
-//! A header says for how long its sender has been in the call, so ranks know who began later without a common clock.
+//! A header contains how long its sender has been in the call, so ranks can determine who started later without a common
+//! clock.
 //!
 //! Integers are big-endian; elements are in the byte order of the machine, which all ranks share.
 
@@ -26,10 +27,11 @@ use crate::operation::{Kind, Reduction};
 use crate::ports::{Keys, MAX_RAILS};
 use crate::schedule::Algorithm;
 
-/// What a rank calls: what both ends of a channel must have in common.
+/// A call of a rank: the values that both ends of a channel must have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// Counts the operations of all ranks; those of two ranks are counted apart, and have the highest bit set.
+    /// The number among the operations of all ranks; those of two ranks are counted separately, and have the highest bit
+    /// set.
     pub(crate) number: u32,
     pub(crate) kind: Kind,
     pub(crate) data_type: DataType,
@@ -40,33 +42,33 @@ pub(crate) struct Call {
     pub(crate) count: Count,
 }
 
-/// How many elements.
+/// The number of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Count {
-    /// So many, or in each block.
+    /// In total, or in each block.
     Each(u64),
     /// Blocks that differ: a hash of their lengths.
     Differ(u64),
 }
 
-/// What a ring message is.
+/// The purpose of a ring message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Purpose {
     /// Elements follow.
     Elements = 1,
-    /// Chunks follow, elsewhere.
+    /// Chunks follow, outside the ring.
     Call = 2,
     /// A [`Grant`] follows.
     Grant = 3,
 }
 
-/// In front of every message in a ring.
+/// The header of every message in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct Header {
     call: U32,
-    /// How many messages of the peer this rank has taken, ever.
+    /// The number of messages that this rank has taken from the peer so far.
     pub(crate) taken: U32,
     count: U64,
     root: U16,
@@ -81,22 +83,22 @@ pub(crate) struct Header {
     idle: U32,
 }
 
-/// When a rank began a call, told by times: a peer learns who of the two came later, without a common clock.
+/// When a rank started a call, as durations: a peer learns which of the two started later, without a common clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Age {
-    /// How long before the message was sent it began the call.
+    /// The time from the start of the call until the message was sent.
     pub(crate) age: Duration,
-    /// For how long it had been in no call before. One that comes out of another call late can't help it.
+    /// How long the rank had been in no call before. A rank that was in another call until then is not considered late.
     pub(crate) idle: Duration,
 }
 
-/// Where a peer's chunks go. A region has one address, and a key for each rail.
+/// The destinations of a peer's chunks. A region has one address, and a key for each rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct Grant {
-    /// Those that land, from the base of the schedule on.
+    /// For chunks that are not combined, from the base of the schedule on.
     pub(crate) output: U64,
-    /// Those that are combined, in this operation and in those behind it; length 0 if there is no such memory.
+    /// For chunks that are combined, in this and in later operations; length 0 if there is no such memory.
     pub(crate) staging: U64,
     pub(crate) staging_bytes: U32,
     reserved: U32,
@@ -112,7 +114,7 @@ pub(crate) struct Remote {
 }
 
 impl Grant {
-    /// Where chunks go that land.
+    /// The destination of chunks that are not combined.
     pub(crate) fn output(&self) -> Remote {
         Remote { address: self.output.get(), keys: self.output_keys.map(|key| RKey::new(key.get())) }
     }
@@ -122,7 +124,7 @@ impl Grant {
         self.output_keys = output.keys.map(|key| U32::new(key.value()));
     }
 
-    /// Where chunks go that are combined, and how many bytes there are.
+    /// The destination of chunks that are combined, and its length in bytes.
     pub(crate) fn staging(&self) -> (Remote, u32) {
         let keys = self.staging_keys.map(|key| RKey::new(key.get()));
         (Remote { address: self.staging.get(), keys }, self.staging_bytes.get())
@@ -159,19 +161,19 @@ impl Header {
         }
     }
 
-    /// The same of a call that began then.
+    /// The same for a call that started at that time.
     pub(crate) fn of_age(self, Age { age, idle }: Age) -> Header {
         let micros = |time: Duration| U32::new(u32::try_from(time.as_micros()).unwrap_or(u32::MAX));
         Header { age: micros(age), idle: micros(idle), ..self }
     }
 
-    /// When the call began.
+    /// When the call started.
     pub(crate) fn age(&self) -> Age {
         let [age, idle] = [self.age, self.idle].map(|micros| Duration::from_micros(micros.get().into()));
         Age { age, idle }
     }
 
-    /// What it says; the name of what makes no sense if it does not.
+    /// Parses it; the error is the name of the invalid field.
     pub(crate) fn parse(&self) -> Result<(Call, Purpose), &'static str> {
         let purpose = match self.purpose {
             1 => Purpose::Elements,
@@ -197,13 +199,13 @@ impl Header {
 }
 
 impl Call {
-    /// What the highest bit of a number says.
+    /// The highest bit of a number: an operation of two ranks.
     pub(crate) const OF_TWO: u32 = 1 << 31;
-    /// What the second highest says: a communicator's own operation, which no program has called.
+    /// The second highest bit: an operation of the communicator itself, which no program has called.
     pub(crate) const OWN: u32 = 1 << 30;
 }
 
-/// As it reads in errors: `call 3, all_reduce of 1000 f32 (sum) by ring`.
+/// As in errors: `call 3, all_reduce of 1000 f32 (sum) by ring`.
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Call { number, kind, data_type, reduction, algorithm, root, count } = self;
@@ -217,7 +219,7 @@ impl fmt::Display for Call {
         match count {
             _ if *kind == Kind::Barrier => {}
             Count::Each(count) => write!(f, " of {count} {data_type}")?,
-            // Each rank knows its own counts alone.
+            // Each rank knows only its own counts.
             Count::Differ(_) if *kind == Kind::AllToAll => write!(f, "_v of {data_type}")?,
             Count::Differ(hash) => write!(f, " of {data_type} in blocks with the hash {hash:016x}")?,
         }
@@ -237,29 +239,29 @@ impl fmt::Display for Call {
 /// The immediate of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Immediate {
-    /// The number of a message, modulo 256, and where it is.
+    /// The number of a message, modulo 256, and its place.
     Message(u8, Place),
-    /// Messages that the peer has taken, modulo 2³⁰.
+    /// The number of messages taken by the peer, modulo 2³⁰.
     Credit(u32),
 }
 
-/// Where a message is.
+/// The place of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In the ring, from this byte on.
     Ring(u32),
     /// In staging memory, from this byte on.
     Staging(u32),
-    /// Where it is wanted.
+    /// At its destination.
     Landed,
 }
 
 impl Immediate {
-    /// What offsets are multiples of.
+    /// Offsets are multiples of this.
     pub(crate) const UNIT: u32 = 64;
-    /// What credits are counted modulo.
+    /// Credits are counted modulo this plus 1.
     pub(crate) const MASK: u32 = (1 << 30) - 1;
-    /// Bits of an offset, in units: as many as the longest staging memory needs, and more.
+    /// Bits of an offset, in units: more than the longest staging memory needs.
     const OFFSET: u32 = 22;
 
     pub(crate) fn value(self) -> u32 {
@@ -288,12 +290,12 @@ impl Immediate {
     }
 }
 
-/// What the fuzzer calls.
+/// The entry points of the fuzzer.
 #[cfg(fuzzing)]
 pub mod fuzzing {
     use super::*;
 
-    /// What stands in front of a message in a ring.
+    /// Parses the header of a message in a ring.
     pub fn header(bytes: &[u8]) {
         let Ok((header, _)) = Header::read_from_prefix(bytes) else { return };
         let Ok((call, purpose)) = header.parse() else { return };
@@ -302,12 +304,12 @@ pub mod fuzzing {
         assert!(!call.to_string().is_empty());
     }
 
-    /// The immediate of a message.
+    /// Parses the immediate of a message.
     pub fn immediate(bytes: &[u8]) {
         let Some(bytes) = bytes.first_chunk() else { return };
         let value = u32::from_be_bytes(*bytes);
         let again = Immediate::parse(value).value();
-        // Where a message is that has landed is not looked at.
+        // The place of a landed message is not parsed.
         assert!(again == value || value >> 30 == 2);
     }
 }
@@ -317,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_immediates_come_back() {
+    fn calls_and_immediates_parse_back() {
         let call = Call {
             number: 7,
             kind: Kind::Reduce,
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn errors_name_the_invalid_field() {
         let mut bytes = [0xff; Header::BYTES];
         assert_eq!(Header::read_from_bytes(&bytes).unwrap().parse(), Err("purpose"));
         bytes[22] = 1;

@@ -1,9 +1,8 @@
-//! One of a channel's queue pairs: the one to the peer's port of the same rail. It may fail and be replaced.
+//! A queue pair of a channel: the one to the peer's port of the same rail. A failed queue pair is replaced.
 //!
-//! A queue pair that fails does not end the channel while another rail is left. When nothing more can arrive by it, the
-//! ends tell each other how many messages have arrived by it ([`Left`](crate::control::Left)); the others are sent
-//! again by other rails. Then each end creates a new queue pair, and sends hellos to the peer with it until the peer
-//! answers.
+//! A failed queue pair does not end the channel while another rail works. When nothing more can arrive on it, the ends
+//! report to each other how many messages have arrived on it ([`Left`](crate::control::Left)); the others are sent again on
+//! other rails. Then each end creates a new queue pair, and sends hellos with it until the peer answers.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -27,33 +26,33 @@ pub(crate) struct Path {
     pub(super) qp: Qp,
     psn: Psn,
     state: State,
-    /// Queue pairs of this path so far, here and there: which of them are connected. 0 is none.
+    /// The numbers of the connected queue pairs of this path, here and at the peer. 0 is none.
     pub(super) own: u32,
     theirs: u32,
-    /// The peer's ring, by this rail.
+    /// The peer's ring, with the key of this rail.
     remote_ring: RemoteAddress,
-    /// When the peer is told of this end again; when it was told first; and whether it was said that nothing has come of it.
+    /// When the next hello is sent; when the first one was sent; and whether it was reported that nothing was received.
     pub(crate) next_hello: Nanos,
     greeted: Option<Nanos>,
     is_missed: bool,
-    /// Work requests that have not completed, the oldest first, and how many have.
+    /// Outstanding work requests, the oldest first, and the number of completed ones.
     pub(super) posted: VecDeque<Posted>,
     completed: u32,
-    /// Those since the last that has a completion of its own, and how many have one that has not come.
+    /// Work requests since the last signaled one, and the number of outstanding signaled ones.
     unsignaled: u32,
     signaled: u32,
-    /// Messages that came, and receives that are posted.
+    /// Messages received, and posted receives.
     received: u32,
     receives: u32,
-    /// What the last queue pair that failed had received.
+    /// The number of messages received on the last failed queue pair.
     last: Option<Left>,
-    /// Of the failed one: how far the peer says that messages came.
+    /// The number of messages that the peer has received on the failed queue pair, as reported by the peer.
     came: Option<u32>,
-    /// When something last completed, or the first was posted that tells of its end.
+    /// When the last completion arrived, or the first outstanding signaled work request was posted.
     progress: Nanos,
-    /// Since when it is doubtful that anything comes through.
+    /// Since when the path may have failed.
     doubted: Option<Nanos>,
-    /// When the peer was last heard of by this rail.
+    /// When the peer was last heard on this rail.
     pub(crate) heard: Nanos,
     load: Load,
     failures: Failures,
@@ -61,36 +60,36 @@ pub(crate) struct Path {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The peer does not know of it, or this end not of the peer's.
+    /// The peer does not know this queue pair, or this end does not know the peer's.
     Greeting,
     /// The peer is ready to receive.
     Open,
-    /// It has failed, and what came before is not all taken so far.
+    /// It has failed, and received messages are still being taken.
     Draining,
-    /// The peer is asked what came: so often so far, and when last.
+    /// The peer was asked for the number of messages it received: how often, and when last.
     Failed { asks: u32, last: Nanos },
 }
 
-/// Queue pairs of a path that failed. One that fails again and again, though it can be connected, is taken up ever more rarely: each
-/// time it holds operations up until it is left.
+/// The failed queue pairs of a path. If they fail repeatedly although they can be connected, a new one is created after
+/// longer and longer pauses: each failure delays operations until the path is left.
 #[derive(Clone, Copy, Default)]
 struct Failures {
-    /// Since one that lived long.
+    /// Failures since the last queue pair that worked for long.
     recent: u32,
     opened: Option<Nanos>,
-    /// When the next queue pair may be connected.
+    /// The earliest time to connect the next queue pair.
     rests_until: Nanos,
 }
 
-/// What a path moves.
+/// The traffic of a path.
 #[derive(Default)]
 struct Load {
-    /// Bytes of chunks that are under way.
+    /// Bytes of outstanding chunks.
     bytes: u64,
-    /// Those that have come through since a moment from which on some were under way all the time.
+    /// Bytes delivered since the start of a period in which chunks were outstanding all the time.
     moved: u64,
     since: Nanos,
-    /// Bytes per second; 0 if that is not known.
+    /// Bytes per second; 0 if unknown.
     rate: f64,
 }
 
@@ -98,27 +97,27 @@ struct Load {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Posted {
     pub(super) content: Content,
-    /// Who waits for its memory, if anybody.
+    /// The step that waits for its memory, if any.
     pub(super) waiting: Option<Waiting>,
     is_signaled: bool,
 }
 
-/// What a work request sends, by whichever rail.
+/// The data of a work request, for any rail.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Content {
-    /// Bytes of the mirror, to the same place in the ring.
+    /// Bytes of the mirror, to the same offset in the ring.
     Ring {
         number: u8,
         from: Sge,
     },
-    /// A chunk, to a place in staging memory.
+    /// A chunk, to staging memory.
     Staged {
         number: u8,
         from: Sge,
         offset: u32,
         to: Remote,
     },
-    /// A chunk, to where it is wanted.
+    /// A chunk, to its destination.
     Landing {
         number: u8,
         from: Sge,
@@ -128,7 +127,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// Bytes of a chunk. What is short is no load.
+    /// The bytes of a chunk; 0 for a short message.
     pub(super) fn chunk(&self) -> u32 {
         match self {
             Content::Staged { from, .. } | Content::Landing { from, .. } => from.length,
@@ -138,7 +137,7 @@ impl Content {
 }
 
 impl Path {
-    /// Makes a queue pair, ready for messages to come.
+    /// Creates a queue pair, ready to receive.
     pub(super) fn new(
         ports: &mut Ports,
         rail: usize,
@@ -213,7 +212,7 @@ impl Path {
             .min_rnr_timer(RNR_TIMER);
         let Port { context, .. } = ports.of_mut(self.rail);
         context.modify_qp(self.qp, Transition::ReadyToReceive(receive))?;
-        // No RNR NAK is due; should one come, it is no reason to give up at once.
+        // No RNR NAK is expected; if one arrives, retry.
         let send = options.ready_to_send(self.psn).rnr_retry(6).max_rd_atomic(0);
         context.modify_qp(self.qp, Transition::ReadyToSend(send))?;
         self.remote_ring = RemoteAddress { addr: theirs.ring, rkey: RKey::new(theirs.ring_key) };
@@ -221,19 +220,19 @@ impl Path {
         Ok(())
     }
 
-    /// What the peer must know of the queue pair: its number, its first PSN, and which of this path it is.
+    /// The data of the queue pair that the peer needs: its QPN, its first PSN, and its number in this path.
     pub(super) fn number(&self, ports: &Ports) -> Result<(u32, u32, u32), Error> {
         let qpn = ports.of(self.rail).context.query_qp(self.qp)?.qpn.value();
         Ok((qpn, self.psn.value(), self.own))
     }
 
-    /// The peer's queue pair that this one is connected to; 0 if there is none.
+    /// The number of the peer's queue pair to which this one is connected; 0 if there is none.
     pub(crate) fn heard_of(&self) -> u32 {
         self.theirs
     }
 
-    /// Whether a word of the peer's queue pair `epoch` is of use: not of one that has failed, nor before this end has left its own,
-    /// nor while it rests.
+    /// Whether to connect to the peer's queue pair `epoch`: not to a failed one, nor before this end has left its own, nor
+    /// during a pause.
     pub(super) fn is_to_connect(&self, now: Nanos, epoch: u32) -> bool {
         let is_gone = self.last.is_some_and(|last| epoch <= last.theirs);
         self.state == State::Greeting && self.theirs == 0 && !is_gone && now >= self.failures.rests_until
@@ -252,19 +251,19 @@ impl Path {
         matches!(self.state, State::Draining | State::Failed { .. })
     }
 
-    /// The peer is not known to be ready: it is greeted.
+    /// The peer is not known to be ready: hellos are sent.
     pub(crate) fn is_greeting(&self) -> bool {
         self.state == State::Greeting
     }
 
-    /// The peer is told of this end now, and once more `again` later.
+    /// Sends a hello now, and again after `again`.
     pub(crate) fn greet(&mut self, now: Nanos, again: Duration) {
         self.next_hello = now + again;
         self.greeted.get_or_insert(now);
     }
 
-    /// Whether nothing has come of it from the start on, though the peer was heard of by another one, at `heard`, `patience` after it
-    /// was told of this one. It is said once.
+    /// Whether nothing was received since the start, although the peer was heard on another path, at `heard`, at least
+    /// `patience` after the first hello on this one. Returns true only once.
     pub(super) fn is_to_be_missed(&mut self, heard: Nanos, patience: Duration) -> bool {
         let is_new = self.is_new() && !self.is_missed;
         let is_missed = is_new && self.greeted.is_some_and(|greeted| heard >= greeted + patience);
@@ -272,7 +271,7 @@ impl Path {
         is_missed
     }
 
-    /// Whether it was said that it is not there, for any reason.
+    /// Whether it was reported, for any reason, that the path does not work.
     pub(crate) fn was_missed(&self) -> bool {
         self.own > 1 || self.is_missed
     }
@@ -282,7 +281,7 @@ impl Path {
         self.state == State::Greeting && self.own == 1
     }
 
-    /// The peer is ready to receive from the queue pair `own`. Whether that is news.
+    /// The peer is ready to receive from the queue pair `own`. Returns whether that is new.
     pub(super) fn open(&mut self, now: Nanos, own: u32) -> bool {
         let is_news = self.state == State::Greeting && self.own == own && self.theirs != 0;
         if is_news {
@@ -292,12 +291,12 @@ impl Path {
         is_news
     }
 
-    /// Bytes per second that it moved lately, if that is known.
+    /// The current throughput in bytes per second, if known.
     pub(super) fn rate(&self) -> Option<f64> {
         Some(self.load.rate).filter(|rate| *rate > 0.0)
     }
 
-    /// Bytes of chunks that are under way.
+    /// Bytes of outstanding chunks.
     pub(super) fn load(&self) -> u64 {
         self.load.bytes
     }
@@ -332,10 +331,10 @@ impl Path {
             Content::Credit(taken) => (NOWHERE, Immediate::Credit(*taken), None),
         };
         let from = from.map(|from| ports.sge(self.rail, from)).transpose()?;
-        // How many are before it that have no completion of their own.
+        // The number of unsignaled work requests before it.
         let wr_id = wr_id(self.peer, self.unsignaled);
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
-        // Nobody waits for its ACK, which may come with that of a later one.
+        // Its ACK is not waited for, so it may be combined with a later one.
         let flags = SendFlags::default().signaled(signaled).lazy_ack(!signaled);
         let data = from.as_ref().map_or(Data::Inline(&[]), |from| Data::Sges(std::slice::from_ref(from)));
         let op = SendOp::WriteWithImm(to, immediate.value());
@@ -355,7 +354,7 @@ impl Path {
         Ok(())
     }
 
-    /// A completion of a send says that `before` others before it have completed, too.
+    /// A send has completed, and so have the `before` ones before it.
     pub(super) fn completed(&mut self, now: Nanos, before: u32, mut each: impl FnMut(Posted)) {
         for _ in 0..=before {
             let Some(posted) = self.posted.pop_front() else { break };
@@ -367,7 +366,7 @@ impl Path {
         (self.progress, self.heard, self.doubted) = (now, now, None);
     }
 
-    /// A receive has completed, with a message.
+    /// A receive has completed with a message.
     pub(super) fn has_received(&mut self, ports: &mut Ports, now: Nanos) -> Result<(), Error> {
         self.received = self.received.wrapping_add(1);
         self.receives -= 1;
@@ -376,12 +375,12 @@ impl Path {
         if is_of_use { self.post_receive(ports) } else { Ok(()) }
     }
 
-    /// A receive has come back without one.
+    /// A receive has completed without one (flushed).
     pub(super) fn has_flushed(&mut self) {
         self.receives = self.receives.saturating_sub(1);
     }
 
-    /// For a WRITE with immediate, which brings nothing to its receive.
+    /// For a WRITE with immediate, which writes nothing to the buffers of its receive.
     fn post_receive(&mut self, ports: &mut Ports) -> Result<(), Error> {
         let wr = ReceiveWorkRequest { wr_id: wr_id(self.peer, RECEIVE), sges: &[] };
         ports.of_mut(self.rail).context.post_recv(self.qp, &wr)?;
@@ -389,19 +388,20 @@ impl Path {
         Ok(())
     }
 
-    /// Whether the peer has received all that has a completion.
+    /// Whether the peer has received all signaled messages.
     pub(super) fn is_flushed(&self) -> bool {
         self.signaled == 0
     }
 
-    /// Nobody waits for what is under way any more.
+    /// Outstanding messages are not waited for any more.
     pub(super) fn forget(&mut self) {
         self.posted.clear();
         self.signaled = 0;
     }
 
-    /// Whether it is to be left, as nothing comes through though the peer was heard of by another rail, at `heard`. First there is a
-    /// doubt: the peer may have been away, and what was dropped meanwhile comes with the next timeout.
+    /// Whether to leave it because there is no progress although the peer was heard on another rail, at `heard`. It is
+    /// first only suspected: the peer may have been off its core, and dropped packets are retransmitted after the next
+    /// timeout.
     pub(super) fn is_suspect(&mut self, now: Nanos, heard: Nanos, timeout: Duration) -> bool {
         let is_old = self.is_silent(now, timeout) && heard >= self.progress + timeout / 2;
         if !is_old {
@@ -412,7 +412,7 @@ impl Path {
         now.since(since) >= timeout * 5 / 4 && heard >= since + timeout / 2
     }
 
-    /// Whether nothing comes through, as of now for so long.
+    /// Whether there has been no progress for this long.
     pub(super) fn is_silent(&self, now: Nanos, long: Duration) -> bool {
         self.state == State::Open && self.signaled > 0 && now.since(self.progress) >= long
     }
@@ -421,12 +421,12 @@ impl Path {
         self.doubted.is_some()
     }
 
-    /// There is no reason to doubt it.
+    /// Clears the suspicion.
     pub(super) fn trust(&mut self) {
         self.doubted = None;
     }
 
-    /// Whether something is under way of which no completion tells, and which is old.
+    /// Whether unsignaled work is outstanding for long.
     pub(super) fn is_to_be_probed(&self, now: Nanos, patience: Duration) -> bool {
         self.state == State::Open
             && self.signaled == 0
@@ -434,8 +434,8 @@ impl Path {
             && now.since(self.progress) >= patience
     }
 
-    /// It is of no use any more: nothing comes or leaves from now on. How long the next queue pair rests goes by the retry budget,
-    /// `patience`.
+    /// Stops using it: the queue pair is moved to the Error state. The pause before the next queue pair depends on the
+    /// retry budget, `patience`.
     pub(super) fn leave(&mut self, ports: &mut Ports, now: Nanos, patience: Duration) -> Result<(), Error> {
         if matches!(self.state, State::Greeting | State::Open) {
             self.state = State::Draining;
@@ -445,14 +445,14 @@ impl Path {
         Ok(())
     }
 
-    /// Nothing comes any more, and what has come is where it belongs: its receives come back behind the copies of devices. One whose
-    /// port is gone gives nothing back.
+    /// Whether nothing more arrives, and received data is at its destination: the receives are flushed after the copies of
+    /// devices. If the port is gone, no receive completes.
     pub(super) fn is_still(&self, ports: &Ports) -> bool {
         let has_come_back = !matches!(self.state, State::Greeting | State::Open) && self.receives == 0;
         has_come_back || ports.of(self.rail).is_gone()
     }
 
-    /// Whether all has been taken that came before it was left, as of now.
+    /// Whether all messages received before it was left have been taken; then asks the peer.
     pub(super) fn drain(&mut self, now: Nanos) -> bool {
         let is_drained = self.state == State::Draining && self.receives == 0;
         if is_drained {
@@ -463,13 +463,13 @@ impl Path {
         is_drained
     }
 
-    /// What the peer has to know of the queue pair that failed, while it has not said the same; or that it is asked for again.
+    /// The data about the failed queue pair that the peer needs, while the peer has not reported its own, or when the peer
+    /// asks again.
     pub(crate) fn left(&self) -> Option<Left> {
         self.last.map(|last| Left { is_answer: self.came.is_some() || self.state == State::Greeting, ..last })
     }
 
-    /// Whether the peer is to be asked once more how far messages came by the queue pair that failed, `again` after it was asked
-    /// last.
+    /// Whether to ask the peer again how many messages it received on the failed queue pair, `again` after the last time.
     pub(super) fn asks(&mut self, now: Nanos, again: Duration) -> bool {
         match &mut self.state {
             State::Failed { asks, last } if self.came.is_none() && now.since(*last) >= again => {
@@ -480,12 +480,13 @@ impl Path {
         }
     }
 
-    /// Whether the peer has been asked so often in vain. Not for how long: nobody answers who is in no operation.
+    /// Whether the peer was asked this often without an answer. It counts requests, not time: a rank answers only while it
+    /// is in an operation.
     pub(super) fn has_asked(&self, times: u32) -> bool {
         matches!(self.state, State::Failed { asks, .. } if asks > times && self.came.is_none())
     }
 
-    /// The peer has left the queue pairs that it names. Whether they are those that are connected now.
+    /// The peer has left the queue pairs given. Returns whether they are those connected now.
     pub(super) fn hear_left(&mut self, left: &Left) -> bool {
         let is_this = left.theirs == self.own && (self.theirs == left.own || self.theirs == 0);
         if is_this {
@@ -494,12 +495,12 @@ impl Path {
         is_this
     }
 
-    /// Whether both ends know how far messages came by the queue pair that failed.
+    /// Whether both ends know how many messages were received on the failed queue pair.
     pub(super) fn is_settled(&self) -> bool {
         matches!(self.state, State::Failed { .. }) && self.came.is_some()
     }
 
-    /// Puts a new queue pair in place of the one that failed. What came through is told, what did not is returned.
+    /// Replaces the failed queue pair. Passes delivered work requests to `came_through`, and returns the others.
     pub(super) fn renew(
         &mut self,
         ports: &mut Ports,
@@ -519,11 +520,11 @@ impl Path {
 }
 
 impl Failures {
-    /// Retry budgets that a queue pair must have lived for, so that those before it do not count.
+    /// The number of retry budgets after which a queue pair has worked for long, so that earlier failures do not count.
     const LONG: u32 = 16;
 
-    /// The first time it is taken up at once; then after a quarter of the budget, about what it costs to leave it, then after
-    /// twice as long each time.
+    /// After the first failure there is no pause; then it is a quarter of the budget, about the cost of leaving a path,
+    /// then twice as long each time.
     fn count(&mut self, now: Nanos, patience: Duration) {
         let lived = self.opened.take().map_or(Duration::ZERO, |opened| now.since(opened));
         if lived >= patience * Failures::LONG {
@@ -539,7 +540,7 @@ impl Failures {
 }
 
 impl Load {
-    /// How long a path is watched before its rate is known anew.
+    /// The period over which the rate is measured.
     const WINDOW: Duration = Duration::from_micros(200);
 
     fn has_moved(&mut self, bytes: u32, now: Nanos) {
@@ -554,20 +555,20 @@ impl Load {
     }
 }
 
-/// Work requests that a queue has room for beyond one for each message: credits, of which a quarter of the depth is due each, and
+/// Work requests of a queue in addition to one per message: credits, each of which is due after a quarter of the depth, and
 /// flushes.
 pub(super) const SPARE: u32 = 16;
 
-/// The lower half of the work request id of receives. That of sends says how many sends before them have no completion of their
-/// own. The upper half is the peer.
+/// The lower half of the work request ID of receives. For sends it is the number of unsignaled sends before them. The upper
+/// half is the peer.
 pub(super) const RECEIVE: u32 = u32::MAX;
 
 pub(super) fn wr_id(peer: u32, low: u32) -> u64 {
     u64::from(peer) << 32 | u64::from(low)
 }
 
-/// 0.64 ms: about a poll of a rank that was off its core.
+/// 0.64 ms: about one poll of a rank that was off its core.
 const RNR_TIMER: RnrTimer = RnrTimer::new(12).unwrap();
 
-/// An empty WRITE goes nowhere; neither address nor key is looked at (IBA C9-88).
+/// An empty WRITE has no destination; address and key are not checked (IBA C9-88).
 const NOWHERE: RemoteAddress = RemoteAddress { addr: 0, rkey: RKey::new(0) };

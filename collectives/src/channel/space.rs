@@ -1,14 +1,14 @@
 //! The free parts of a peer's memory.
 
-/// Memory that is given out in order and comes back in order.
+/// Memory that is allocated in order and freed in order.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Space {
     length: u32,
-    /// Where the next part begins.
+    /// The start of the next part.
     head: u32,
-    /// Where the oldest part that is out begins.
+    /// The start of the oldest allocated part.
     tail: u32,
-    /// Parts that are out.
+    /// The number of allocated parts.
     out: u32,
 }
 
@@ -21,8 +21,8 @@ impl Space {
         self.length
     }
 
-    /// Room for `bytes`, from a multiple of `unit` on: it starts anew whenever nothing is out, so that what is short stays in
-    /// the cache.
+    /// Allocates `bytes`, at a multiple of `unit`. It restarts at 0 whenever nothing is allocated, so that short messages
+    /// stay in the cache.
     pub(super) fn take(&mut self, bytes: u32, unit: u32) -> Option<u32> {
         let bytes = bytes.checked_next_multiple_of(unit)?.max(unit);
         if self.out == 0 {
@@ -43,7 +43,7 @@ impl Space {
         Some(start)
     }
 
-    /// The oldest part is free again; the one behind it begins at `next`.
+    /// Frees the oldest part; the one after it starts at `next`.
     pub(super) fn give_back(&mut self, next: Option<u32>) {
         self.out -= 1;
         if let Some(next) = next {
@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_that_are_out_do_not_overlap(sizes in prop::collection::vec((0u32..400, any::<bool>()), 1..200)) {
+        fn allocated_parts_do_not_overlap(sizes in prop::collection::vec((0u32..400, any::<bool>()), 1..200)) {
             let mut space = Space::new(1024);
             let mut out: VecDeque<(u32, u32)> = VecDeque::new();
             for (bytes, gives_back) in sizes {

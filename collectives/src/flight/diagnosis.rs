@@ -578,7 +578,7 @@ mod tests {
 
     /// Gb/s of a run of four ranks in which `tc` limited rank 2 to 0.2 Gb/s, and the others shared two cores.
     #[test]
-    fn a_port_that_sends_slowly_is_told_from_links_that_differ() {
+    fn a_slow_port_is_distinguished_from_slow_links() {
         let others = [(0, 1, 3.0), (0, 2, 3.2), (0, 3, 2.9), (1, 0, 1.03), (1, 2, 3.1), (1, 3, 3.0)];
         let others = others.into_iter().chain([(3, 0, 1.1), (3, 1, 1.2), (3, 2, 2.8)]);
         let links: Vec<Link> = [(2, 0, 0.09), (2, 1, 0.2), (2, 3, 0.1)].into_iter().chain(others).collect();

@@ -258,14 +258,14 @@ fn peer_at(peer: u32) -> Option<usize> {
     ((peer as usize) < at::PEERS_MAX).then(|| at::PEERS + peer as usize * at::PEER)
 }
 
-/// An unused place, or else that of the communicator that was left first; and whether one was.
+/// An unused place, or else that of the communicator that was left first; and whether any was left.
 fn free_place(memory: &Segment) -> Option<(usize, bool)> {
     let unused = words(memory, at::COMMUNICATOR).find(|(_, id)| *id == 0);
     let left = || words(memory, at::HAS_LEFT).filter(|(_, left)| *left != 0).min_by_key(|(_, left)| *left);
     unused.map(|(place, _)| (place, false)).or_else(|| left().map(|(place, _)| (place, true)))
 }
 
-/// What was written of a log, by its count of operations and its place: pages that were never used stay so.
+/// The ranges of a log that were written, by its count of operations and its place: unused pages stay unused.
 fn used(count: u64, place: u64) -> [Range<usize>; 2] {
     let operations = count.min(at::KEPT as u64) as usize;
     let peers = (place as u32 as usize).min(at::PEERS_MAX);

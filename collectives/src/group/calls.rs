@@ -1,13 +1,14 @@
-//! The calls of the program: an operation is checked, gets an algorithm and a plan, and begins.
+//! The calls of the program: an operation is checked, gets an algorithm and a plan, and is started.
 
 use super::plans::Checked;
 use super::*;
 
-/// Chunks of a window, where a device reduces beside the wire: half of what a channel has staging memory for at most.
+/// Chunks of a window, if a device reduces while data is transmitted: at most half of the chunks in a channel's staging
+/// memory.
 const WINDOW: usize = 4;
 
 impl Group {
-    /// Bytes of a chunk: less with several rails, for each of which there should be some, and more than what is copied.
+    /// Bytes of a chunk: fewer with several rails, so that each gets some, but more than the limit of copied messages.
     fn chunk_bytes(&self) -> usize {
         let Options { chunk_bytes, eager_bytes, .. } = self.options;
         let (chunk, eager) = (chunk_bytes as usize, eager_bytes as usize);
@@ -17,9 +18,9 @@ impl Group {
         }
     }
 
-    /// What an operation asks for.
+    /// The parameters of an operation for the cost model.
     fn demand(&self, operation: &Operation, lengths: (usize, usize)) -> Demand {
-        // The same at all ranks, also where one alone has an input or an output.
+        // The same at all ranks, even if only one has an input or an output.
         let length = match operation.kind {
             Kind::Gather | Kind::Scatter | Kind::AllToAll
                 if operation.sent.is_some() || operation.received.is_some() =>
@@ -46,7 +47,7 @@ impl Group {
         }
     }
 
-    /// Which algorithm an operation takes, and why.
+    /// The algorithm of an operation, and the reason.
     pub(crate) fn explain(&self, operation: &Operation) -> Result<Explanation, Error> {
         let lengths = operation.lengths(self.rank as usize, self.cards.len())?;
         let demand = self.demand(operation, lengths);
@@ -64,7 +65,7 @@ impl Group {
         Ok(explain(&self.model, &demand, &self.hosts, self.options.algorithm, name))
     }
 
-    /// What an operation is to this rank, by the algorithm `forced` if it can be. Returns the key of its plan.
+    /// Checks an operation and plans it, with the algorithm `forced` if possible. Returns the key of its plan.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::Failed`].
@@ -102,7 +103,7 @@ impl Group {
         }
         let in_place = operation.in_place(rank, lengths)?;
         let demand = self.demand(operation, lengths);
-        // An option that can't be followed is not passed over, but for operations that have no such algorithm.
+        // An option that can't be followed is an error, except for operations that don't have that algorithm.
         let wanted = self.options.algorithm.filter(|algorithm| algorithm.applies_to(operation.kind));
         let has_own_counts = operation.kind == Kind::AllToAll && operation.sent.is_some();
         if let Some(algorithm) = wanted.filter(|_| forced.is_none() && size > 1 && !has_own_counts)
@@ -114,7 +115,7 @@ impl Group {
         Ok(self.plans.keep((operation, buffers, forced), Checked { lengths, in_place, algorithm }))
     }
 
-    /// Begins an operation. Returns its id.
+    /// Starts an operation. Returns its ID.
     pub(crate) fn start(
         &mut self,
         process: &mut Process<'_>,
@@ -131,13 +132,13 @@ impl Group {
         let call = self.call(operation, algorithm, is_own);
         let begun = self.begin(process, operation, plan, call);
         if let Err(error) = &begun {
-            // The others have begun it, or will.
+            // The others have started it, or will start it.
             self.refused(error);
         }
         begun
     }
 
-    /// Begins an operation by its schedule.
+    /// Starts an operation with its schedule.
     fn begin(
         &mut self,
         process: &mut Process<'_>,
@@ -147,7 +148,7 @@ impl Group {
     ) -> Result<u64, Error> {
         let id = self.first + self.executions.len() as u64;
         let mut execution = match self.plans.take_ended(plan) {
-            // Equal operations may have factors 0 and -0.
+            // Equal operations may have the factors 0 and -0.
             Some(ended) => ended.again(id, call, self.arithmetic(operation)),
             None => self.execution(operation, plan, (id, call)),
         };
@@ -162,7 +163,7 @@ impl Group {
             let peer = &mut self.peers[peer as usize];
             if sends { peer.sends.push_back(id) } else { peer.receives.push_back(id) }
         }
-        // Not by a poll: it is long, and all of it is written.
+        // Allocated here and not during a poll: it is long, and all of it is zeroed.
         for peer in execution.staged(self.limits.eager as usize) {
             if let Some(channel) = &mut self.peers[peer as usize].channel {
                 channel.make_staging(process.ports, process.computer)?;
@@ -205,16 +206,16 @@ impl Group {
         Execution::new((id, plan), call, schedule, Places::of(operation), self.arithmetic(operation))
     }
 
-    /// What an operation does with elements.
+    /// The arithmetic of an operation.
     pub(super) fn arithmetic(&self, operation: &Operation) -> What {
         What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() }
     }
 
-    /// What both ends of a channel must have in common of an operation.
+    /// The values of an operation that both ends of a channel must have in common.
     pub(super) fn call(&mut self, operation: &Operation, algorithm: Algorithm, is_own: bool) -> Call {
         let hash = |counts: &[usize]| hash(counts.iter().flat_map(|count| (*count as u64).to_be_bytes()));
         let counts = match operation.kind {
-            // Ranks know their own counts alone.
+            // Ranks know only their own counts.
             Kind::AllToAll => operation.sent.as_ref().map(|_| &[][..]),
             _ => operation.sent.as_deref().or(operation.received.as_deref()),
         };
@@ -270,7 +271,7 @@ impl Group {
     }
 }
 
-/// Where blocks of so many elements end.
+/// The ends of blocks of these lengths.
 pub(super) fn ends(counts: &[usize]) -> Vec<usize> {
     let sum = |end: &mut usize, count: &usize| {
         *end += count;

@@ -1,23 +1,23 @@
-//! The failure of a communicator when a rank fails, and how it is noticed.
+//! The failure of a communicator when a rank fails, and its detection.
 //!
-//! A rank that waits pings, so the death of a rank is reported within the retry budget.
+//! A waiting rank sends pings, so the death of a rank is reported within the retry budget.
 
 use super::*;
 
 impl Group {
-    /// Why it is of no use any more.
+    /// Why it has failed.
     pub(crate) fn failure(&self) -> Option<&Cause> {
         self.failed.as_ref()
     }
 
-    /// What the program is told of it, that asked for something.
+    /// The error for a call of the program.
     pub(crate) fn say_failure(&mut self, operation: String) -> Option<Error> {
         let cause = self.failed.clone()?;
         self.has_said_failure = true;
         Some(Error::Failed { rank: self.rank, operation, cause })
     }
 
-    /// What the program has not been told of it so far.
+    /// The failure, if it was not yet returned to the program.
     pub(crate) fn last_word(&mut self) -> Option<Error> {
         if self.has_said_failure { None } else { self.say_failure("leaving".to_owned()) }
     }
@@ -32,7 +32,7 @@ impl Group {
         self.tell(process, peer, Message::Abort { origin, lost, reason })
     }
 
-    /// The communicator is of no use any more, and the others are told.
+    /// Fails the communicator, and notifies the others.
     pub(crate) fn fail(&mut self, cause: Cause) {
         if self.failed.is_some() {
             return;
@@ -48,17 +48,17 @@ impl Group {
         (self.next_look, self.device_due) = (Nanos::ZERO, Nanos::NEVER);
     }
 
-    /// This rank can't go on, as it was refused something.
+    /// This rank can't continue after an error.
     pub(crate) fn refused(&mut self, error: &Error) {
         self.fail(Cause::of(self.rank, error));
     }
 
-    /// Whether the others still have to be told that it has failed.
+    /// Whether the others still have to be notified of the failure.
     pub(crate) fn is_telling(&self) -> bool {
         self.telling.is_some()
     }
 
-    /// When it wants to be polled though nothing comes.
+    /// When it must be polled even if nothing arrives.
     pub(crate) fn next_look(&self) -> Nanos {
         let is_waiting = !self.executions.is_empty()
             || self.telling.is_some()
@@ -72,19 +72,19 @@ impl Group {
         }
     }
 
-    /// That this rank's device has failed, if it has copied in vain: whatever befalls connections then is of that.
+    /// Whether this rank's device has failed a copy: then errors of connections are attributed to it.
     pub(super) fn own_device_failed(&self, ports: &Ports, how: &dyn std::fmt::Display) -> Option<Cause> {
         let problem = format!("a copy between its memory and the host's, as the log says ({how})");
         (device_errors(ports) > self.device_errors).then_some(Cause::Device { rank: self.rank, problem })
     }
 
-    /// Whose device has failed, if it is that for which a connection to a peer has.
+    /// The rank whose device has failed, if that is why a connection to a peer has failed.
     pub(super) fn device_failed(&self, ports: &Ports, peer: u32, status: WcStatus) -> Option<Cause> {
         let how = || format!("the connection to rank {peer} failed with {status:?}");
         match status {
-            // This end's: what it could not read, or write.
+            // This end's device: a failed read or write.
             WcStatus::FatalErr | WcStatus::WrFlushErr => self.own_device_failed(ports, &how()),
-            // A rank without a device refuses nothing so.
+            // A rank without a device does not return this error.
             WcStatus::RemOpErr if self.cards[peer as usize].device.get() != 0 => Some(Cause::Device {
                 rank: peer,
                 problem: format!("a copy between its memory and the host's, as its log says ({})", how()),
@@ -93,10 +93,10 @@ impl Group {
         }
     }
 
-    /// What it means that the connection to a peer has failed so, where it is nobody's device.
+    /// The cause of a failed connection to a peer, if no device has failed.
     pub(super) fn why(&self, peer: u32, status: WcStatus) -> Cause {
         match status {
-            // The peer has said so, or an event tells why.
+            // The peer has reported it, or an event contains the reason.
             WcStatus::WrFlushErr => {
                 Cause::Lost { peer, how: "the connection to it was given up with WrFlushErr".to_owned() }
             }
@@ -111,14 +111,14 @@ impl Group {
             WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr | WcStatus::BadRespErr => {
                 Cause::Protocol { peer, problem: format!("the connection to it failed with {status:?}") }
             }
-            // Of this rank's own port or memory.
+            // This rank's own port or memory.
             _ => {
                 Cause::Local { problem: format!("the connection to rank {peer} failed here with {status:?}") }
             }
         }
     }
 
-    /// What has to be done now and then: hellos, pings, aborts.
+    /// Periodic work: hellos, pings, aborts.
     pub(super) fn look(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         let now = process.now;
         self.next_look = now + self.options.probe_interval;
@@ -144,7 +144,7 @@ impl Group {
             }
         }
         if self.cqs.len() > 1 {
-            // To notice a rail by which nothing comes through.
+            // To detect a rail that delivers nothing.
             self.next_look = self.next_look.min(now + self.options.retry_budget() / 16);
         }
         if self.failed.is_none() {
@@ -153,11 +153,11 @@ impl Group {
         self.take_events(process)
     }
 
-    /// Asks those that an operation has waited for long whether they are there.
+    /// Pings ranks for which an operation has waited for long.
     pub(super) fn ask(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         let now = process.now;
         let interval = self.options.probe_interval;
-        // What a rank may be silent for in all, from the last that moved on.
+        // The longest silence of a rank, from the last progress on.
         let patience = self.options.retry_budget().saturating_sub(interval).max(interval);
         let waiting = self
             .executions
@@ -172,7 +172,7 @@ impl Group {
         let waited = now.since(execution.moved.unwrap_or(now));
         let mut peers: Vec<u32> = match &self.mapped {
             Ok(mapped) if !execution.has_steps() => mapped.waits_for().into_iter().collect(),
-            // Whatever comes next comes of it: nobody else is to be asked.
+            // Everything after it depends on the device: no other rank need be pinged.
             _ if execution.is_on_device() => vec![self.rank],
             _ => execution.waits_for().collect(),
         };
@@ -192,10 +192,10 @@ impl Group {
             self.fail(Cause::Mismatch { peer, ours, theirs: theirs.to_string() });
             return Ok(());
         }
-        // An operation may wait for its turn as long as others go on.
+        // An operation may wait for its turn as long as others make progress.
         let newest = self.executions.iter().flatten().filter_map(|execution| execution.moved).max();
         let is_on_device = execution.is_on_device();
-        // Whoever knows why says so before those who wait for it give up.
+        // A rank that knows the reason reports it before the ranks that wait for it give up.
         let limit = self.options.stall_timeout * if is_on_device { 7 } else { 8 } / 8;
         if newest.is_some_and(|moved| now.since(moved) >= limit) {
             if is_on_device {
@@ -233,7 +233,8 @@ impl Group {
         Ok(())
     }
 
-    /// What a peer has called in place of an operation on mapped memory that this rank waits for it with, as far as packets tell.
+    /// The call that a peer has made instead of an operation on mapped memory for which this rank waits, as far as packets
+    /// report it.
     fn went_on(&self, peer: u32, call: Call) -> Option<Call> {
         let peer = &self.peers[peer as usize];
         let has_not_called =
@@ -244,7 +245,7 @@ impl Group {
         (has_not_called && !is_begun && theirs.number & Call::OF_TWO == 0).then_some(theirs)
     }
 
-    /// Which ranks an operation waits for, and what they have called.
+    /// The ranks for which an operation waits, and what they have called, in words.
     pub(super) fn waits_for(&self, peers: &[u32], number: u32, (steps, done): (usize, usize)) -> String {
         let of = |peer: &u32| match self.peers[*peer as usize].calls {
             Some(calls) if number & (Call::OF_TWO | Call::OWN) == 0 && calls <= number => {
@@ -263,7 +264,7 @@ impl Group {
         next: Nanos,
     ) -> Result<(), Error> {
         let now = process.now;
-        // From now on: what has failed between two polls has failed at any time since the first.
+        // From now on: a failure between two polls may have occurred at any time since the first.
         let until = until.unwrap_or(now + TELL);
         let gone = self.failed.as_ref().and_then(Cause::lost);
         let others = (0..self.size()).filter(|peer| *peer != self.rank);
@@ -276,7 +277,7 @@ impl Group {
             for peer in &missing {
                 self.tell_failure(process, *peer)?;
             }
-            // One that is gone is told, for it may not be, and is not waited for.
+            // A rank considered lost is notified, because it may be alive, but is not waited for.
             if missing.iter().all(|peer| Some(*peer) == gone) {
                 self.telling = None;
                 return Ok(());
@@ -288,7 +289,7 @@ impl Group {
     }
 }
 
-/// Copies of devices that have failed so far.
+/// The number of failed device copies so far.
 pub(super) fn device_errors(ports: &Ports) -> u64 {
     ports.all().map(|port| port.context.counters().value(Counter::DeviceErrors)).sum()
 }

@@ -1,10 +1,10 @@
-//! Who belongs to a communicator, and leaving it.
+//! Joining and leaving a communicator.
 
 use super::*;
 use crate::memory::PATIENCE;
 
 impl Group {
-    /// Begins to agree on who is gone.
+    /// Starts the agreement on the lost ranks.
     pub(crate) fn begin_to_shrink(&mut self) -> Result<(), Error> {
         let size = self.size();
         if size.div_ceil(8) as usize > BODY {
@@ -25,7 +25,7 @@ impl Group {
         Ok(())
     }
 
-    /// Who is gone, once the ranks agree and those know that this one has to tell.
+    /// The lost ranks, once the ranks agree and all ranks that this one must notify know the decision.
     pub(crate) fn agreed(&self) -> Option<&Ranks> {
         self.shrink.as_ref().filter(|shrink| !shrink.is_telling()).and_then(Shrink::decision)
     }
@@ -43,16 +43,17 @@ impl Group {
         Ok(())
     }
 
-    /// The origin of a communicator that is made of this one by shrinking.
+    /// The origin of a communicator derived from this one by shrinking.
     pub(crate) const SHRUNK: u64 = 0;
 
-    /// The origin of the next communicator that is made of this one. All ranks ask for it in the same order.
+    /// The origin of the next communicator derived from this one. All ranks request it in the same order.
     pub(crate) fn next_child(&mut self) -> u64 {
         self.children += 1;
         self.children
     }
 
-    /// The cards of some ranks, for a communicator of theirs, and this rank's place among them; `None` if it is not one of them.
+    /// The cards of some ranks, for a communicator of them, and this rank's position among them; `None` if it is not one of
+    /// them.
     pub(crate) fn cards_of(&self, ranks: &[u32], origin: u64) -> Option<(u32, Vec<Card>)> {
         let place = ranks.iter().position(|rank| *rank == self.rank)?;
         let mut cards: Vec<Card> = ranks.iter().map(|rank| self.cards[*rank as usize]).collect();
@@ -61,7 +62,7 @@ impl Group {
         Some((place as u32, cards))
     }
 
-    /// This rank leaves: the messages of its last barrier are waited for.
+    /// This rank leaves: it waits for the messages of its last barrier.
     pub(crate) fn begin_to_leave(&mut self) {
         self.is_leaving = true;
         for peer in &mut self.peers {
@@ -71,18 +72,18 @@ impl Group {
         }
     }
 
-    /// Whether the others have all that they need of this rank, and it has what it needs: nobody may have waited for what its device
-    /// is about. Whoever has what it needs may be gone.
+    /// Whether the others have all that they need of this rank, and it has what it needs: work of its device may be
+    /// outstanding that no operation waited for. A rank that has what it needs may have ended.
     pub(crate) fn has_left(&self) -> bool {
         let mut channels = self.peers.iter().filter_map(|peer| peer.channel.as_ref());
         self.failed.is_some() || self.executions.is_empty() && channels.all(|channel| channel.is_flushed())
     }
 
-    /// Ends what may still write to memory of operations: peers, devices that copy what came of them, and computations. Whether
-    /// nothing does any more. It is called after each poll until then.
+    /// Ends everything that may still write to memory of operations: peers, devices that copy their data, and computations.
+    /// Returns whether no writes are possible any more. It is called after each poll until then.
     ///
     /// # Errors
-    /// [`Error::Gpu`], once in a while, of a device that hangs.
+    /// [`Error::Gpu`] for a device that hangs, repeated at intervals.
     pub(crate) fn calm(&mut self, process: &mut Process<'_>) -> Result<bool, Error> {
         let Process { ports, computer, now, .. } = process;
         let since = *self.calming.get_or_insert(*now);
@@ -105,7 +106,7 @@ impl Group {
         Ok(is_calm)
     }
 
-    /// Frees what operations need, once it is [calm](Group::calm). Control messages go on.
+    /// Frees the resources of operations, once it is [calm](Group::calm). Control messages continue.
     pub(crate) fn disconnect(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         let Process { ports, computer, host, clock, .. } = process;
         let gone = Err("the communicator can't be used any more");

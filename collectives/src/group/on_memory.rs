@@ -5,12 +5,12 @@ use super::*;
 use crate::fallback;
 use crate::options::SharedMemory;
 
-/// How often other ranks' boards are looked at before packets are looked after again: what a rank shows is there in less than a
-/// microsecond, or late.
+/// How often other ranks' boards are read before packets are polled again: a rank publishes in less than a microsecond, or
+/// is late.
 const LOOKS: u32 = 64;
 
 impl Group {
-    /// Begins an operation on memory that all ranks have mapped. It may have ended then.
+    /// Starts an operation on memory that all ranks have mapped. It may end immediately.
     pub(super) fn start_mapped(
         &mut self,
         process: &mut Process<'_>,
@@ -31,7 +31,7 @@ impl Group {
         let started = mapped.start(job, &mut bench);
         let has_ended = matches!(started, Ok(true));
         if has_ended && is_first {
-            // Nobody has to remember it.
+            // It need not be remembered.
             self.first += 1;
             self.idle_since = process.now;
         } else {
@@ -48,7 +48,7 @@ impl Group {
         id
     }
 
-    /// Tells the ranks whose processes sleep that something was shown.
+    /// Wakes the sleeping processes of ranks, because something was published.
     fn wake_all(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         while let Some(peer) = self.wake.pop() {
             self.tell(process, peer, Message::Wake)?;
@@ -56,7 +56,7 @@ impl Group {
         Ok(())
     }
 
-    /// Goes on with operations on mapped memory alone. Whether anything has moved.
+    /// Advances only operations on mapped memory. Returns whether there was any progress.
     pub(crate) fn poll_memory(&mut self, process: &mut Process<'_>) -> bool {
         if self.failed.is_some() {
             return false;
@@ -65,12 +65,12 @@ impl Group {
         self.moved(moved)
     }
 
-    /// Whether operations on mapped memory are under way.
+    /// Whether operations on mapped memory are outstanding.
     pub(crate) fn is_on_memory(&self) -> bool {
         self.failed.is_none() && self.mapped.as_ref().is_ok_and(|mapped| !mapped.is_idle())
     }
 
-    /// Goes on with operations on mapped memory.
+    /// Advances operations on mapped memory.
     pub(super) fn advance_mapped(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {
         let Group { mapped: Ok(mapped), executions, first, wake, options, log, .. } = self else {
             return Ok(false);
@@ -88,7 +88,7 @@ impl Group {
             }
         })?;
         if moved {
-            // The next poll tells when: a turn on memory alone has no time of its own.
+            // The time is that of the next poll: a turn on memory alone does not read the clock.
             let elsewhere = executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
             elsewhere.for_each(|execution| execution.moved = None);
         }
@@ -100,7 +100,7 @@ impl Group {
         Ok(moved)
     }
 
-    /// The boards of the ranks, if all of them are on this host and have one; else why not.
+    /// The boards of the ranks, if all of them are on this host and have one; otherwise why not.
     pub(crate) fn boards(&self) -> Result<Vec<Ticket>, &'static str> {
         let boards: Vec<Ticket> = self.cards.iter().map(Card::board).collect();
         match self.hosts.count() {
@@ -110,7 +110,7 @@ impl Group {
         }
     }
 
-    /// Operations on mapped memory from now on, or why not.
+    /// Sets whether operations use mapped memory from now on, or why not.
     pub(crate) fn set_mapped(&mut self, context: &mut Context, mapped: Result<Mapped, &'static str>) {
         let is_allowed = self.options.shared_memory != SharedMemory::Off;
         let is_possible = is_allowed && self.hosts.count() == 1 && self.size() > 1;
@@ -131,7 +131,7 @@ impl Group {
     }
 }
 
-/// What operations on mapped memory need of the process.
+/// The resources of the process for operations on mapped memory.
 fn bench<'a>(process: &'a mut Process<'_>, wake: &'a mut Vec<u32>, log: &'a Log, looks: u32) -> Bench<'a> {
     let Process { ports, host, computer, clock, .. } = process;
     let pd = ports.pd();

@@ -5,7 +5,7 @@ use crate::fallback;
 use crate::ports::Port;
 
 impl Group {
-    /// Makes a channel to a peer, if there is none.
+    /// Creates a channel to a peer, if there is none.
     pub(super) fn link(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
         if self.peers[peer as usize].channel.is_none() {
             let rails = self.cards[peer as usize].rails().len().clamp(1, self.cqs.len());
@@ -17,7 +17,7 @@ impl Group {
             self.log.linked(peer, process.ports.query_qp(channel.qp(0))?.qpn.value());
             let link = &mut self.peers[peer as usize];
             link.channel = Some(Box::new(channel));
-            // A peer that waits for this rank is a call ahead, seldom more.
+            // A peer that waits for this rank is usually at most one call ahead.
             link.grants.reserve(8);
             self.linked.push(peer);
             (0..rails).try_for_each(|rail| self.greet(process, peer, rail))?;
@@ -25,9 +25,9 @@ impl Group {
         Ok(())
     }
 
-    /// Tells a peer of this end of the channel's path by a rail, by this rail.
+    /// Sends a peer this end's data of the channel's path of a rail, on that rail.
     pub(super) fn greet(&mut self, process: &mut Process<'_>, peer: u32, rail: usize) -> Result<(), Error> {
-        // One rail that is gone is greeted for as long as there are others.
+        // If other rails work, hellos on a failed one are sent at the probe interval.
         let again = if self.is_linked(peer) { self.options.probe_interval } else { self.again() };
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         let link = channel.link(process.ports, rail, self.ways[rail].1)?;
@@ -37,12 +37,12 @@ impl Group {
         self.tell_by(process, peer, rail, Message::Hello { link, heard, is_open })
     }
 
-    /// Whether there is a way to a peer.
+    /// Whether there is a working path to a peer.
     fn is_linked(&self, peer: u32) -> bool {
         self.peers[peer as usize].channel.as_ref().is_some_and(|channel| channel.is_open())
     }
 
-    /// Tells a peer something by all rails, for one may be gone.
+    /// Sends a message to a peer on all rails, because one may have failed.
     pub(super) fn tell(
         &mut self,
         process: &mut Process<'_>,
@@ -56,7 +56,7 @@ impl Group {
         self.tell_by(process, peer, 0, message)
     }
 
-    /// Tells a peer something by one rail.
+    /// Sends a message to a peer on one rail.
     pub(super) fn tell_by(
         &mut self,
         process: &mut Process<'_>,
@@ -74,7 +74,7 @@ impl Group {
         let ah = match control.address(context, *pd, to) {
             Ok(ah) => ah,
             Err(error @ ferroce::Error::Exhausted { .. }) => return Err(error.into()),
-            // As if the message were lost: whoever is gone has no route, either.
+            // As if the message were lost: a lost rank may have no route.
             Err(error) => {
                 debug!(%error, peer, "a control message without a path");
                 return Ok(());
@@ -85,7 +85,7 @@ impl Group {
         control.send(context, to, &envelope)
     }
 
-    /// Takes a control message of a rank, that came by a rail.
+    /// Processes a control message of a rank, received on a rail.
     pub(crate) fn hear(&mut self, process: &mut Process<'_>, from: (u32, usize), message: Message) {
         if let Err(error) = self.try_hear(process, from, message) {
             self.refused(&error);
@@ -174,26 +174,26 @@ impl Group {
                     Some(answer) => self.tell(process, from, Message::Shrink(answer)),
                     None => Ok(()),
                 },
-                // It is there, and its program has not called yet.
+                // It is alive, and its program has not called yet.
                 None => self.tell(process, from, Message::Pong { calls: self.calls, call: None }),
             },
         }
     }
 
-    /// The operations of this rank and a peer that have this number: one that sends to it, and one that receives.
+    /// The operations between this rank and a peer with this number: one that sends to it, and one that receives.
     pub(super) fn of_two(&self, peer: u32, number: u32) -> impl Iterator<Item = ((u32, bool), Call)> {
         let all = self.executions.iter().flatten();
         let of_two = all.filter(move |of| of.call.number == number && number & Call::OF_TWO != 0);
         of_two.flat_map(|of| of.peers().map(|end| (end, of.call))).filter(move |((of, _), _)| *of == peer)
     }
 
-    /// As a PONG has them: elements are what this rank has, and a grant is what it gives.
+    /// The same for a PONG: a header with elements means a send, one with a grant means a receive.
     pub(super) fn of_two_with(&self, peer: u32, number: u32) -> impl Iterator<Item = Header> {
         let purpose = |sends| if sends { Purpose::Elements } else { Purpose::Grant };
         self.of_two(peer, number).map(move |((_, sends), call)| Header::new(&call, purpose(sends), 0))
     }
 
-    /// The peer's end of a channel's path.
+    /// Processes the peer's data of a channel's path.
     pub(super) fn meet(
         &mut self,
         process: &mut Process<'_>,
@@ -212,7 +212,7 @@ impl Group {
                 channel.connect(process.ports, rail, &self.options, (card.gid(), gid_index), path_mtu, link)
         {
             if channel.is_open() {
-                // The other rails do without it. It is greeted again.
+                // The other rails are used instead. A hello is sent again later.
                 debug!(%error, peer = from, rail, "a rail that can't be connected");
                 return Ok(());
             }
@@ -221,7 +221,7 @@ impl Group {
             return Ok(());
         }
         if channel.path(rail).is_none_or(|path| path.heard_of() != link.epoch) {
-            // Of a queue pair that is not there any more, or not yet of use.
+            // A queue pair that no longer exists, or is not used yet.
             return Ok(());
         }
         if channel.open(process.now, rail, heard) {
@@ -236,7 +236,7 @@ impl Group {
             self.is_dirty = true;
             self.next_look = Nanos::ZERO;
         }
-        // The peer waits for a word of this end's until it has one that says so.
+        // The peer waits for an answer of this end until it has one that reports it as ready.
         if is_new || !is_open { self.greet(process, from, rail) } else { Ok(()) }
     }
 
@@ -260,7 +260,7 @@ impl Group {
         }
     }
 
-    /// Events of the channels' queue pairs.
+    /// Processes the events of the channels' queue pairs.
     pub(super) fn take_events(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         for index in 0..self.linked.len() {
             let number = self.linked[index];

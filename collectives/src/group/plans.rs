@@ -1,9 +1,9 @@
-//! The latest operations of the program, checked and planned. Programs call the same operations again and again; one
-//! that is called again is neither checked nor planned again.
+//! A cache of the latest operations of the program, checked and planned. Programs call the same operations repeatedly; a
+//! repeated one is neither checked nor planned again.
 
 use super::*;
 
-/// What an operation is to a rank.
+/// A checked operation.
 #[derive(Clone, Copy)]
 pub(super) struct Checked {
     /// Elements of input and output.
@@ -12,35 +12,35 @@ pub(super) struct Checked {
     pub(super) algorithm: Algorithm,
 }
 
-/// What was asked for: an operation, on buffers of so many bytes, by an algorithm; and what became of it.
+/// A plan: an operation, on buffers of these lengths, with an algorithm; and the result of the check.
 struct Plan {
-    /// Its number among all plans of the communicator, by which it is known. Its place follows from that.
+    /// Its unique number among the plans of the communicator, which also determines its position.
     key: u64,
     operation: Operation,
     buffers: [u64; 2],
     forced: Option<Algorithm>,
     checked: Checked,
-    /// It has ended, and may begin again.
+    /// It has ended, and may be started again.
     ended: Option<Execution>,
 }
 
-/// The plans that are kept.
+/// The cached plans.
 #[derive(Default)]
 pub(super) struct Plans {
     plans: Vec<Plan>,
-    /// The one that was found last: what follows it follows it again.
+    /// The one found last: the next lookup starts after it.
     latest: usize,
-    /// Plans so far.
+    /// The number of plans so far.
     count: u64,
 }
 
-/// Plans of a communicator, at most: programs go through as many buffers in turn.
+/// The most plans of a communicator: programs may use this many buffers in turn.
 const KEPT: usize = 64;
-/// Steps of an execution that is kept, at most, for its memory: one of more takes long enough to be planned anew.
+/// The most steps of a cached execution, to limit its memory: a longer operation takes long enough to be planned again.
 const STEPS: usize = 1024;
 
 impl Plans {
-    /// The key of the plan of an operation, if it is kept.
+    /// The key of an operation's plan, if it is cached.
     pub(super) fn find(
         &mut self,
         operation: &Operation,
@@ -56,7 +56,7 @@ impl Plans {
         found.map(|index| self.plans[index].key)
     }
 
-    /// Keeps a plan, in place of the oldest if there are too many. Returns its key.
+    /// Adds a plan, which replaces the oldest one if there are too many. Returns its key.
     pub(super) fn keep(
         &mut self,
         (operation, buffers, forced): (&Operation, [u64; 2], Option<Algorithm>),
@@ -73,17 +73,17 @@ impl Plans {
         key
     }
 
-    /// What the operation of a plan that was just found or kept is to this rank.
+    /// The checked operation of a plan that was just found or added.
     pub(super) fn checked(&self, key: u64) -> Checked {
         self.plans[place(key)].checked
     }
 
-    /// An execution of such a plan that has ended.
+    /// An ended execution of this plan.
     pub(super) fn take_ended(&mut self, key: u64) -> Option<Execution> {
         self.plans[place(key)].ended.take()
     }
 
-    /// Keeps an execution that has ended for the next time, if its plan is still there.
+    /// Keeps an ended execution for the next time, if its plan still exists.
     pub(super) fn end(&mut self, execution: Execution) {
         let plan = self.plans.get_mut(place(execution.plan));
         let (steps, _) = execution.progress();
@@ -92,14 +92,14 @@ impl Plans {
         }
     }
 
-    /// Forgets all: what they were made by has changed.
+    /// Removes all: their parameters have changed.
     pub(super) fn clear(&mut self) {
-        // Keys go on, so that nothing that is under way comes back to another plan.
+        // Keys are not reused, so that an outstanding execution is not returned to another plan.
         (self.plans, self.latest, self.count) = (Vec::new(), 0, self.count.next_multiple_of(KEPT as u64));
     }
 }
 
-/// Where the plan with a key is.
+/// The position of the plan with a key.
 fn place(key: u64) -> usize {
     (key % KEPT as u64) as usize
 }

@@ -1,11 +1,11 @@
-//! Rails that fail, and that return.
+//! Failure and recovery of rails.
 
 use super::*;
 use crate::channel::Path;
 use crate::fallback;
 
 impl Group {
-    /// Leaves a rail to a peer: what is under way there goes by the others.
+    /// Leaves a rail to a peer: its outstanding messages are sent on the others.
     pub(super) fn leave_rail(
         &mut self,
         process: &mut Process<'_>,
@@ -37,7 +37,7 @@ impl Group {
     ) -> Result<(), Error> {
         let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
         if channel.paths().len() == 1 {
-            // Nobody leaves the only one.
+            // The only rail can't be left.
             return Ok(());
         }
         let rail = left.rail as usize;
@@ -51,7 +51,7 @@ impl Group {
         answer.map_or(Ok(()), |answer| self.tell(process, from, Message::Left(answer)))
     }
 
-    /// Goes on with rails that were left, or are to be.
+    /// Continues the recovery of rails that were left, and leaves failed ones.
     pub(super) fn mend_rails(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         if self.cqs.len() == 1 {
             return Ok(());
@@ -76,7 +76,7 @@ impl Group {
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         let (doubts, is_to_be_mended) = (channel.doubts(process.now, timeout), channel.is_to_be_mended());
         if doubts {
-            // The peer must be heard of again, by another rail.
+            // The peer must be heard again, on another rail.
             self.next_look = self.next_look.min(process.now + timeout / 8);
             let link = &mut self.peers[peer as usize];
             if process.now.since(link.pinged) >= timeout / 8 {
@@ -101,7 +101,7 @@ impl Group {
         )?;
         self.is_dirty |= renewed || chunks > 0;
         if renewed {
-            // The peer is greeted at once.
+            // The hello is sent immediately.
             self.next_look = Nanos::ZERO;
         }
         let peer_of_rail = &mut self.peers[peer as usize];
@@ -112,7 +112,7 @@ impl Group {
         let times = (patience.as_nanos() / again.as_nanos().max(1)) as u32;
         if let Some(rail) = channel.unanswered(process.now, times, patience) {
             if self.is_leaving && self.executions.is_empty() {
-                // It has all that it needed, and has left.
+                // It has what it needed, and has left.
                 channel.forget();
                 return Ok(());
             }

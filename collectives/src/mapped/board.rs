@@ -1,5 +1,5 @@
-//! What a process publishes for the others of its host: which operation each of its communicators has begun and ended,
-//! and where the elements of that operation are.
+//! The board, on which a process publishes for the others of its host: which operation each of its communicators has
+//! started and ended, and the places of its elements.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -8,29 +8,29 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::channel::message::Header;
 
-/// Bytes of elements that are shown with the operation itself.
+/// Bytes of elements that are published with the operation itself.
 pub(super) const INLINE: usize = 4096;
-/// Communicators of a process that can be shown.
+/// The most communicators of a process that can be published.
 const SLOTS: usize = 512;
-/// Segments that are no more, of which others can find out which.
+/// The most retired segments whose nonces others can look up.
 const NONCES_MAX: u64 = 64;
 
-// A board: its head (whether the process sleeps; how many of its segments are no more, and which were the last; whose each slot is),
-// then slots. Of a slot: what has ended, in a cache line of its own; then, twice and used in turns, what has begun, and behind it the
-// elements if they are few, or else where they are. Each line says whose it is: a slot gets another communicator when its own has
-// left.
+// A board consists of a head (whether the process sleeps; the number of its retired segments, and the nonces of the last
+// ones; the communicator of each slot) and of slots. A slot consists of a cache line for ended operations, and of two
+// areas, used in turns, for started ones, each followed by the elements if they are few, or by their places. Each line
+// contains its communicator: a slot is reused by another communicator after its own has left.
 const ASLEEP: usize = 0;
 const RETIRED: usize = 64;
 const NONCES: usize = 128;
 const DIRECTORY: usize = NONCES + 8 * NONCES_MAX as usize;
 const HEAD: usize = DIRECTORY + 8 * SLOTS;
 const LINE: usize = 64;
-/// The line of what is done: the number of the operation that has ended, the communicator, whether it has failed, the number of
-/// the operation whose block is reduced.
+/// The line of ended operations: the number of the operation that has ended, the communicator, whether it has failed, the
+/// number of the operation whose block is reduced.
 const ENDED: usize = 0;
 const FAILED: usize = 16;
 const REDUCED: usize = 24;
-/// That of what has begun: the number, the communicator, the operation in words.
+/// The line of started operations: the number, the communicator, the header of the operation.
 const BEGUN: usize = LINE;
 const OF: usize = 8;
 const WORDS: usize = 16;
@@ -38,7 +38,7 @@ const BEHIND: usize = WORDS + Header::BYTES;
 const BEGUN_EACH: usize = (BEHIND + INLINE).next_multiple_of(LINE);
 const SLOT: usize = BEGUN + 2 * BEGUN_EACH;
 
-/// A process's board.
+/// The board of a process.
 #[derive(Debug)]
 pub(super) struct Board(pub(super) Segment);
 
@@ -49,7 +49,7 @@ pub(super) struct Slot {
     communicator: u64,
 }
 
-/// Where elements of a rank are: in a segment of its process, or shown with the operation.
+/// The place of a rank's elements: in a segment of its process, or published with the operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shown {
     pub(super) fd: u32,
@@ -64,12 +64,12 @@ impl Slot {
         HEAD + self.index * SLOT + field
     }
 
-    /// Of what has begun.
+    /// The line of a started operation.
     fn begun(self, number: u64) -> usize {
         self.at(BEGUN + number as usize % 2 * BEGUN_EACH)
     }
 
-    /// Where elements are that are shown with an operation.
+    /// The offset of elements that are published with an operation.
     pub(super) fn elements(self, number: u64) -> u64 {
         (self.begun(number) + BEHIND) as u64
     }
@@ -91,7 +91,7 @@ impl Board {
         self.0.word(DIRECTORY + 8 * index)
     }
 
-    /// Takes a free slot for a communicator.
+    /// Allocates a free slot for a communicator.
     pub(super) fn take(&self, communicator: u64) -> Option<Slot> {
         let index = (0..SLOTS).find(|index| self.owner(*index).load(Ordering::Relaxed) == 0)?;
         let slot = Slot { index, communicator };
@@ -100,7 +100,7 @@ impl Board {
         }
         for line in [slot.at(ENDED), slot.begun(0), slot.begun(1)] {
             self.0.word(line + OF).store(communicator, Ordering::Relaxed);
-            // Whoever sees a number sees whose it is.
+            // A reader that sees a number also sees its communicator.
             self.0.word(line).store(0, Ordering::Release);
         }
         self.owner(index).store(communicator, Ordering::Release);
@@ -115,13 +115,13 @@ impl Board {
         self.owner(slot.index).store(0, Ordering::Release);
     }
 
-    /// The slot of a communicator, once its process has taken one.
+    /// The slot of a communicator, once its process has allocated one.
     pub(super) fn find(&self, communicator: u64) -> Option<Slot> {
         let index = (0..SLOTS).find(|index| self.owner(*index).load(Ordering::Acquire) == communicator)?;
         Some(Slot { index, communicator })
     }
 
-    /// Shows that an operation has begun, and where its elements are if they are not behind it.
+    /// Publishes that an operation has started, and the places of its elements if they do not follow.
     pub(super) fn begin(&self, slot: Slot, number: u64, header: &Header, places: Option<&[Shown; 2]>) {
         let line = slot.begun(number);
         let words = header.as_bytes().as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
@@ -133,24 +133,24 @@ impl Board {
         self.0.word(line).store(number, Ordering::Release);
     }
 
-    /// Shows that an operation has ended.
+    /// Publishes that an operation has ended.
     pub(super) fn end(&self, slot: Slot, number: u64) {
         self.0.word(slot.at(ENDED)).store(number, Ordering::Release);
     }
 
-    /// Shows that the rank has reduced its block.
+    /// Publishes that the rank has reduced its block.
     pub(super) fn reduce(&self, slot: Slot, number: u64) {
         self.0.word(slot.at(REDUCED)).store(number, Ordering::Release);
     }
 
-    /// Shows that the communicator has failed: what its ranks have shown may be anything from now on.
+    /// Publishes that the communicator has failed: the published data of its ranks is invalid from now on.
     pub(super) fn fail(&self, slot: Slot) {
         self.0.word(slot.at(FAILED)).store(1, Ordering::Release);
-        // Before anything that the program does with its memory.
+        // Before any change of the memory by the program.
         fence(Ordering::SeqCst);
     }
 
-    /// Whether an operation has begun and no other one has since.
+    /// Whether an operation has started and no other one has since.
     pub(super) fn has_begun(&self, slot: Slot, number: u64) -> bool {
         let line = slot.begun(number);
         self.says(slot, [line, line + OF], |begun| begun == number)
@@ -164,29 +164,29 @@ impl Board {
         self.says(slot, [slot.at(REDUCED), slot.at(ENDED + OF)], |reduced| reduced >= number)
     }
 
-    /// Whether a word says so, and its line is the communicator's still.
+    /// Whether a word has the expected value, and its line still belongs to the communicator.
     fn says(&self, slot: Slot, [word, of]: [usize; 2], what: impl Fn(u64) -> bool) -> bool {
         what(self.0.word(word).load(Ordering::Acquire))
             && self.0.word(of).load(Ordering::Relaxed) == slot.communicator
     }
 
-    /// Whether all that was read of an operation since it had begun is what the rank had shown.
+    /// Whether all that was read of an operation since its start is what the rank had published.
     pub(super) fn is_intact(&self, slot: Slot, number: u64) -> bool {
-        // What was read before was read before this is.
+        // Earlier reads are ordered before the following one.
         fence(Ordering::Acquire);
         self.has_begun(slot, number) && self.0.word(slot.at(FAILED)).load(Ordering::Relaxed) == 0
     }
 
-    /// An operation that has begun.
+    /// The header of a started operation.
     pub(super) fn header(&self, slot: Slot, number: u64) -> Header {
         let at = slot.begun(number) + WORDS;
         let word = |index: usize| self.0.word(at + 8 * index).load(Ordering::Relaxed).to_ne_bytes();
         let header: [u8; Header::BYTES] = zerocopy::transmute!([0, 1, 2, 3].map(word));
-        // Any bytes are a header.
+        // Any bytes are a valid header.
         Header::read_from_bytes(&header).unwrap_or_else(|_| unreachable!("as long as a header"))
     }
 
-    /// Where the elements of one are that are not behind it.
+    /// The places of the elements that do not follow the header.
     pub(super) fn places(&self, slot: Slot, number: u64) -> [Shown; 2] {
         let at = slot.begun(number) + BEHIND;
         let word = |index: usize| self.0.word(at + 8 * index).load(Ordering::Relaxed);
@@ -198,26 +198,26 @@ impl Board {
         })
     }
 
-    /// A segment of the process is no more.
+    /// A segment of the process no longer exists.
     pub(super) fn retire(&self, nonce: u64) {
         let count = self.0.word(RETIRED).load(Ordering::Relaxed);
         self.0.word(Board::nonce(count)).store(nonce, Ordering::Relaxed);
-        // Others can write it.
+        // Other processes can write it.
         self.0.word(RETIRED).store(count.wrapping_add(1), Ordering::Release);
     }
 
-    /// How many are no more.
+    /// The number of retired segments.
     pub(super) fn retired(&self) -> u64 {
         self.0.word(RETIRED).load(Ordering::Acquire)
     }
 
-    /// Whether a segment is among those that are no more, from the `since`th on; also if there were too many to know.
+    /// Whether a segment was retired, from the `since`th on; also if there were too many to know.
     pub(super) fn has_retired(&self, nonce: u64, since: u64) -> bool {
         let count = self.retired();
         let is_it = |number: u64| self.0.word(Board::nonce(number)).load(Ordering::Relaxed) == nonce;
         let is_there = count.saturating_sub(since) < NONCES_MAX && (since..count).any(is_it);
         fence(Ordering::Acquire);
-        // Those that were looked at may have been overwritten meanwhile.
+        // The entries that were read may have been overwritten meanwhile.
         is_there || self.retired().saturating_sub(since) >= NONCES_MAX
     }
 
@@ -225,10 +225,10 @@ impl Board {
         NONCES + 8 * (number % NONCES_MAX) as usize
     }
 
-    /// The process is about to sleep: whoever shows it something wakes it.
+    /// The process is about to sleep: a process that publishes for it must wake it.
     pub(super) fn sleep(&self) {
         self.0.word(ASLEEP).store(1, Ordering::Relaxed);
-        // What others showed before they could see this is seen.
+        // What others published before they could see this is visible.
         fence(Ordering::SeqCst);
     }
 
@@ -236,7 +236,7 @@ impl Board {
         self.0.word(ASLEEP).store(0, Ordering::Relaxed);
     }
 
-    /// Whether it sleeps; it has to be woken once.
+    /// Whether it sleeps; it must be woken once.
     pub(super) fn is_to_be_woken(&self) -> bool {
         let word = self.0.word(ASLEEP);
         word.load(Ordering::Relaxed) == 1 && word.swap(0, Ordering::Relaxed) == 1
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_finds_what_is_shown() {
+    fn another_process_reads_what_was_published() {
         let own = Board::create().unwrap();
         let there = Board::open(&own.0.ticket()).unwrap();
         assert_eq!(there.find(77), None);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_communicator_does_in_the_slot_is_not_taken_for_this_ones() {
+    fn a_reused_slot_is_not_mistaken_for_the_previous_communicators() {
         let own = Board::create().unwrap();
         let old = own.take(77).unwrap();
         own.begin(old, 1, &header(), None);

@@ -1,4 +1,4 @@
-//! The memory that this process shares with the others of its host, and what it has mapped of theirs.
+//! The memory that this process shares with the others of its host, and the memory of theirs that it has mapped.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,13 +10,13 @@ use ferroce::{Access, Context, Memory, Mr, Nanos, Pd};
 use super::board::{Board, Shown};
 use crate::memory::{deregister, register};
 
-/// Memory that the processes of a host share with this one.
+/// Memory shared with the processes of this host.
 #[derive(Default)]
 pub(crate) struct Host {
     own: Option<(Arc<Board>, Mr)>,
-    /// Others, by the nonces of their boards.
+    /// Other processes, by the nonces of their boards.
     neighbours: HashMap<u64, Neighbour>,
-    /// Segments of this process, by the regions that they are registered as.
+    /// Segments of this process, by their regions.
     segments: HashMap<Mr, Segment>,
 }
 
@@ -24,24 +24,24 @@ pub(crate) struct Host {
 struct Neighbour {
     board: Arc<Board>,
     mr: Mr,
-    /// Its segments that are mapped here, by their nonces: the region, and the length.
+    /// Its mapped segments, by their nonces: the region, and the length.
     segments: HashMap<u64, (Mr, u64)>,
-    /// How many of its segments are known to be no more.
+    /// The number of its segments known to be retired.
     retired: u64,
 }
 
-/// Why another rank's elements are out of reach.
+/// Why another rank's elements can't be accessed.
 pub(super) enum Unreachable {
-    /// What it has shown makes no sense.
+    /// Its published data is invalid.
     Nonsense(String),
-    /// This process can't map or register any more.
+    /// This process can't map or register more memory.
     Here(String),
     /// Its process has ended.
     Gone,
 }
 
 impl Host {
-    /// This process's board, made if there is none.
+    /// This process's board, created if necessary.
     pub(crate) fn board(&mut self, context: &mut Context, pd: Pd) -> Result<Ticket, crate::Error> {
         if self.own.is_none() {
             let board = Board::create().map_err(shared)?;
@@ -68,7 +68,7 @@ impl Host {
         Ok(())
     }
 
-    /// A board that is this process's or has been opened, and the region that it is registered as.
+    /// The board of this process, or one that was opened, and its region.
     pub(super) fn get(&self, nonce: u64) -> Option<(&Arc<Board>, Mr)> {
         let own = self.own.as_ref().filter(|(board, _)| board.0.ticket().nonce == nonce);
         own.map(|(board, mr)| (board, *mr))
@@ -86,14 +86,14 @@ impl Host {
         self.segments.insert(mr, segment);
     }
 
-    /// A region is no more: others give up what they have mapped of it with the next operation.
+    /// A region no longer exists: others unmap it with the next operation.
     pub(crate) fn forget(&mut self, mr: Mr) {
         if let (Some(segment), Some((board, _))) = (self.segments.remove(&mr), &self.own) {
             board.retire(segment.ticket().nonce);
         }
     }
 
-    /// Gives up the segments of a process that are no more there.
+    /// Unmaps the retired segments of a process.
     pub(super) fn give_up(&mut self, context: &mut Context, board: u64) -> Result<(), crate::Error> {
         let Some(Neighbour { board, segments, retired, .. }) = self.neighbours.get_mut(&board) else {
             return Ok(());
@@ -108,7 +108,7 @@ impl Host {
         Ok(())
     }
 
-    /// Gives up processes that no communicator has ranks in any more.
+    /// Unmaps processes that have no rank in any communicator.
     pub(super) fn prune(
         &mut self,
         context: &mut Context,
@@ -135,7 +135,7 @@ impl Host {
         Ok(())
     }
 
-    /// This process sleeps, unless something was shown meanwhile.
+    /// This process sleeps, unless something was published meanwhile.
     pub(crate) fn sleep(&self) {
         if let Some((board, _)) = &self.own {
             board.sleep();
@@ -153,7 +153,7 @@ impl Host {
         Some(Shown { fd, length, nonce, offset })
     }
 
-    /// The region here of a segment of another rank's process, mapped if it was not.
+    /// The local region of a segment of another rank's process, mapped if necessary.
     pub(super) fn map(
         &mut self,
         context: &mut Context,

@@ -1,7 +1,7 @@
 //! The frames of the bootstrap protocol.
 //!
-//! Every frame starts with the magic and the version, so that each end can refuse the other in words that it
-//! understands. Integers are big-endian. Nothing is read that is longer than what the reader expects.
+//! Every frame starts with the magic and the version, so that each end can refuse the other with an understandable text.
+//! Integers are big-endian. Nothing longer than the reader expects is read.
 //!
 //! | frame | from | to | fields after magic and version |
 //! |---|---|---|---|
@@ -9,8 +9,8 @@
 //! | table | rank 0 | all | 1, length, `size` cards |
 //! | refusal | rank 0 | one | 2, length, text |
 //!
-//! The nonce is that of the [`UniqueId`](crate::UniqueId), or of a launcher's job; 0 without either. Rank 0 does not
-//! tell it.
+//! The nonce is that of the [`UniqueId`](crate::UniqueId), or of a launcher's job; 0 without either. Rank 0 does not send
+//! it.
 
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -35,7 +35,7 @@ pub(super) struct Hello {
     pub(super) card: Card,
 }
 
-/// What goes before everything but a hello.
+/// The start of every frame except a hello.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct Reply {
@@ -62,7 +62,7 @@ impl Hello {
         Hello { magic: MAGIC, version: U32::new(VERSION), rank, size, nonce, card }
     }
 
-    /// The hello, once all of it is there. `bytes` may be the start of one.
+    /// The hello, once it is complete. `bytes` may be the start of one.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<Hello>, String> {
         check_start(bytes)?;
         if bytes.len() < size_of::<Hello>() {
@@ -71,7 +71,7 @@ impl Hello {
         Hello::read_from_bytes(bytes).map(Some).map_err(|e| e.to_string())
     }
 
-    /// Why rank 0, which has `card` and `size` ranks of the job that `nonce` names, does not let this one in.
+    /// Why rank 0, which has `card`, refuses this rank of a job of `size` ranks and `nonce`.
     pub(super) fn problem(
         &self,
         size: u32,
@@ -94,7 +94,7 @@ impl Hello {
     }
 }
 
-/// What rank 0 says to a hello, and how many bytes of it follow.
+/// The answer of rank 0 to a hello, and the length of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Table(usize),
@@ -102,7 +102,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// What goes before the body, in a group of `size` ranks.
+    /// Parses the start of an answer, in a group of `size` ranks.
     pub(super) fn parse(start: &[u8; size_of::<Reply>()], size: u32) -> Result<Answer, String> {
         check_start(start)?;
         let Reply { kind, length, .. } = Reply::read_from_bytes(start).map_err(|e| e.to_string())?;
@@ -115,7 +115,7 @@ impl Answer {
         }
     }
 
-    /// Bytes of the body.
+    /// The length of the body.
     pub(super) fn length(self) -> usize {
         match self {
             Answer::Table(length) | Answer::Refusal(length) => length,
@@ -123,7 +123,7 @@ impl Answer {
     }
 }
 
-/// The cards of a table, by rank, for the rank that said `own`.
+/// The cards of a table, by rank, for rank `rank` with the card `own`.
 pub(super) fn table(body: &[u8], rank: u32, own: &Card) -> Result<Vec<Card>, String> {
     let cards = <[Card]>::ref_from_bytes(body).map_err(|e| e.to_string())?;
     if cards.get(rank as usize) != Some(own) {
@@ -132,7 +132,7 @@ pub(super) fn table(body: &[u8], rank: u32, own: &Card) -> Result<Vec<Card>, Str
     Ok(cards.to_vec())
 }
 
-/// Looks at the magic and the version, as far as they have come.
+/// Checks the magic and the version, as far as they have arrived.
 fn check_start(bytes: &[u8]) -> Result<(), String> {
     let magic = &bytes[..bytes.len().min(MAGIC.len())];
     if !MAGIC.starts_with(magic) {

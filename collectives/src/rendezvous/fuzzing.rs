@@ -1,4 +1,4 @@
-//! What the fuzzer (`tools/fuzz`) calls: the parsers of what a peer says before there is a connection.
+//! The entry points of the fuzzer (`tools/fuzz`): the parsers of bytes from a peer before there is a connection.
 
 use std::mem::size_of;
 
@@ -10,7 +10,7 @@ use crate::card::Card;
 const SIZE: u32 = 4;
 const NONCE: u64 = 0;
 
-/// What comes to rank 0, as much of it as is there.
+/// Parses bytes received by rank 0, possibly incomplete.
 pub fn hello(bytes: &[u8]) {
     let own = Card::new_zeroed();
     let bytes = &bytes[..bytes.len().min(size_of::<Hello>())];
@@ -27,7 +27,7 @@ pub fn hello(bytes: &[u8]) {
     }
 }
 
-/// What comes to a worker.
+/// Parses bytes received by another rank.
 pub fn answer(bytes: &[u8]) {
     let Some((rank, bytes)) = bytes.split_first() else { return };
     let Some((start, body)) = bytes.split_first_chunk::<{ size_of::<Reply>() }>() else { return };

@@ -1,8 +1,8 @@
-//! The connections to rank 0: ranks, and others that find the port.
+//! The connections to rank 0, from ranks and from other programs.
 //!
-//! A connection has three seconds to say who it is. If there are too many, the oldest is closed. No error of `accept`
-//! is final. A connection that does not speak the protocol can delay a rank, but never end the rendezvous. One that
-//! does is the rank that it claims to be, if it is the first to claim it.
+//! A connection must send its hello within three seconds. If there are too many, the oldest is closed. No error of `accept`
+//! is final. A connection that does not use the protocol can delay a rank, but never end the rendezvous. A connection that
+//! does is accepted as the rank that it claims, if it is the first to claim it.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,16 +14,16 @@ use super::frame::Hello;
 use super::{read_some, refuse};
 use crate::card::Card;
 
-/// How long a connection may take to say who it is.
+/// The time in which a connection must send its hello.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
-/// How long one that was refused may take to read why.
+/// The time in which a refused connection may read the reason.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Connections that have not said who they are, and those that were refused. One more, and the oldest goes.
+/// The most connections without a hello, and the most refused ones. Beyond that the oldest is closed.
 const MAX_UNKNOWN: usize = 256;
 const MAX_LEAVING: usize = 64;
-/// So many come in before those that are there are heard.
+/// The most connections accepted before the existing ones are read.
 const MAX_NEW: usize = 16;
-/// Refusals that rank 0 remembers, to tell them should ranks be missing.
+/// The most refusals that rank 0 keeps, to report them if ranks are missing.
 pub(super) const MAX_REMEMBERED: usize = 8;
 
 pub(super) struct Lobby {
@@ -34,10 +34,10 @@ pub(super) struct Lobby {
     unknown: Vec<Visitor>,
     /// Of ranks 1, 2, ...
     known: Vec<Option<(Card, TcpStream)>>,
-    /// They have been told why, and until when they may read it.
+    /// Refused connections, and the time until which they may read the reason.
     leaving: Vec<(TcpStream, Instant)>,
     refused: Vec<(SocketAddr, String)>,
-    /// Why a connection can't be taken at the moment.
+    /// Why no connection can be accepted at the moment.
     trouble: Option<String>,
 }
 
@@ -50,7 +50,7 @@ struct Visitor {
 }
 
 impl Lobby {
-    /// Of rank 0, which has `card`, in the job that `nonce` names.
+    /// For rank 0 with `card`, in the job with this `nonce`.
     pub(super) fn new(size: u32, nonce: u64, card: Card) -> Lobby {
         let mut known = Vec::new();
         known.resize_with(size as usize - 1, || None);
@@ -62,17 +62,17 @@ impl Lobby {
         self.known.iter().all(Option::is_some)
     }
 
-    /// Cards and connections of ranks 1, 2, ..., as far as they are there.
+    /// Cards and connections of ranks 1, 2, ..., as far as they have connected.
     pub(super) fn into_known(self) -> (Vec<Card>, Vec<TcpStream>) {
         self.known.into_iter().flatten().unzip()
     }
 
-    /// Tells all who are there, and ends their connections.
+    /// Refuses all connected ranks.
     pub(super) fn dismiss(&mut self, reason: &str) {
         self.known.iter_mut().flatten().for_each(|(_, stream)| refuse(stream, reason));
     }
 
-    /// Who is not there.
+    /// The missing ranks, in words.
     pub(super) fn missing(&self) -> String {
         let missing: Vec<String> = (1..)
             .zip(&self.known)
@@ -82,7 +82,7 @@ impl Lobby {
         format!("{} {}", if missing.len() == 1 { "rank" } else { "ranks" }, missing.join(", "))
     }
 
-    /// What may be the reason; empty if there is none.
+    /// The possible reasons; empty if there are none.
     pub(super) fn problems(&self) -> String {
         let refused = self.refused.iter().map(|(from, problem)| format!("{from}: {problem}"));
         let refused = match refused.collect::<Vec<_>>().as_slice() {
@@ -93,7 +93,7 @@ impl Lobby {
         refused + &trouble.unwrap_or_default()
     }
 
-    /// Takes connections and hears what they have to say. Returns whether there was anything.
+    /// Accepts connections and reads from them. Returns whether there was anything.
     pub(super) fn attend(&mut self, listener: &TcpListener) -> bool {
         let has_come = (0..MAX_NEW).take_while(|_| self.accept(listener)).count() > 0;
         let was_heard = self.listen();
@@ -101,7 +101,7 @@ impl Lobby {
         has_come || was_heard
     }
 
-    /// Takes a connection, if there is one.
+    /// Accepts a connection, if there is one.
     fn accept(&mut self, listener: &TcpListener) -> bool {
         let accepted = listener.accept().and_then(|(stream, from)| {
             stream.set_nonblocking(true)?;
@@ -110,11 +110,11 @@ impl Lobby {
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-            // The visitor has given up before it was let in.
+            // The client closed the connection before it was accepted.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {
                 return true;
             }
-            // Whatever else it is, it passes; if it is a lack of descriptors, a visitor has one.
+            // Other errors are temporary; if descriptors are exhausted, a connection may hold one.
             Err(error) => {
                 if self.trouble.replace(error.to_string()).is_none() {
                     warn!("a connection can't be accepted now: {error}");
@@ -126,7 +126,7 @@ impl Lobby {
             }
         };
         self.trouble = None;
-        // A hint for latency; the rendezvous works without.
+        // TCP_NODELAY only reduces latency.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%from, %error, "TCP_NODELAY");
         }
@@ -139,7 +139,7 @@ impl Lobby {
         true
     }
 
-    /// Hears what visitors have to say. Whether anybody said anything.
+    /// Reads from the connections. Returns whether there was any data.
     fn listen(&mut self) -> bool {
         let mut heard = false;
         let mut index = 0;
@@ -163,7 +163,7 @@ impl Lobby {
 
     fn welcome(&mut self, stream: TcpStream, from: SocketAddr, hello: &Hello) {
         let rank = hello.rank.get();
-        // One that has gone again may have been started anew.
+        // A rank whose connection has ended may have been restarted.
         let is_here = |rank: u32| self.known[rank as usize - 1].as_ref().is_some_and(|(_, s)| is_alive(s));
         let problem = hello.problem(self.size, self.nonce, &self.card, is_here);
         match problem {
@@ -183,7 +183,7 @@ impl Lobby {
             }
             self.leaving.push((stream, Instant::now() + FAREWELL));
         }
-        // Once each, and not for ever: strangers may come again and again, and choose what is said of them.
+        // Each reason once, and only a few: clients can connect repeatedly, and influence the text.
         if self.refused.len() == MAX_REMEMBERED || self.refused.iter().any(|(_, known)| *known == problem) {
             debug!(%from, "refused: {problem}");
             return;
@@ -194,7 +194,7 @@ impl Lobby {
 }
 
 impl Visitor {
-    /// The hello, once all of it is there.
+    /// The hello, once it is complete.
     fn read(&mut self) -> Result<Option<Hello>, String> {
         let n = read_some(&mut self.stream, &mut self.bytes[self.filled..]).map_err(|e| e.to_string())?;
         self.filled += n;
@@ -202,7 +202,7 @@ impl Visitor {
     }
 }
 
-/// Whether a rank waits for the table, as it does without a further word.
+/// Whether a rank still waits for the table; it sends nothing meanwhile.
 fn is_alive(stream: &TcpStream) -> bool {
     match stream.peek(&mut [0]) {
         Ok(_) => false,
@@ -210,8 +210,8 @@ fn is_alive(stream: &TcpStream) -> bool {
     }
 }
 
-/// Takes a piece of what one that is leaving still says: a connection that is closed over unread bytes is
-/// reset, and its last word with it. Returns whether it may still be reading.
+/// Reads more bytes of a connection that is being closed: closing it with unread bytes would reset it, and the reason would
+/// be lost. Returns whether it may still be reading.
 fn is_reading(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0; 1024]) {
         Ok(length) => length > 0,

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, FromZeros};
 use super::*;
 use crate::UniqueId;
 
-/// All tests are over in seconds; a hang is a failure of one of these timeouts.
+/// All tests end within seconds; a hang exceeds one of these timeouts.
 const TIMEOUT: Duration = Duration::from_millis(700);
 
 fn card(rank: u32) -> Card {
@@ -49,7 +49,7 @@ fn bootstrap(rank: u32, size: u32, master: SocketAddr) -> Bootstrap {
     Bootstrap::new(rank, size, master).unwrap().timeout(TIMEOUT)
 }
 
-/// What rank 0 says to these bytes; `None` if it only closes.
+/// The answer of rank 0 to these bytes; `None` if it only closes the connection.
 fn answer(address: SocketAddr, bytes: &[u8]) -> Option<String> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(bytes).unwrap();
@@ -64,7 +64,7 @@ fn answer(address: SocketAddr, bytes: &[u8]) -> Option<String> {
 }
 
 #[test]
-fn ranks_in_any_order_learn_of_all() {
+fn ranks_started_in_any_order_get_all_cards() {
     let (listener, address) = listener();
     let size = 5;
     thread::scope(|scope| {
@@ -86,7 +86,7 @@ fn ranks_in_any_order_learn_of_all() {
     });
 }
 
-/// Two jobs whose ranks have the same port, as that of a job that has ended, do not mix.
+/// Jobs that use the same port, such as that of a job that has ended, do not mix.
 #[test]
 fn ranks_of_another_job_are_refused() {
     let (id, listener) = UniqueId::listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -101,7 +101,7 @@ fn ranks_of_another_job_are_refused() {
     thread::scope(|scope| {
         let root = with(0, &text).listener(listener);
         let root = scope.spawn(move || rendezvous(root, card(0)));
-        // Of the other job, and of none.
+        // A rank of the other job, and one without a job.
         let none = Bootstrap::new(1, 2, id.address()).unwrap();
         for stranger in [with(1, &stranger), none] {
             let refused = rendezvous(stranger, card(1)).unwrap_err().to_string();
@@ -115,7 +115,7 @@ fn ranks_of_another_job_are_refused() {
 }
 
 #[test]
-fn a_missing_rank_is_named_to_all() {
+fn a_missing_rank_is_named_at_all_ranks() {
     let (listener, address) = listener();
     thread::scope(|scope| {
         let worker = scope.spawn(move || rendezvous(bootstrap(1, 4, address), card(1)).err().unwrap());
@@ -136,7 +136,7 @@ fn a_missing_rank_is_named_to_all() {
 }
 
 #[test]
-fn rank_0_missing_is_told_with_its_address() {
+fn a_missing_rank_0_is_reported_with_its_address() {
     let (listener, address) = listener();
     drop(listener);
     let message = rendezvous(bootstrap(1, 2, address), card(1)).err().unwrap().to_string();
@@ -147,22 +147,22 @@ fn rank_0_missing_is_told_with_its_address() {
 }
 
 #[test]
-fn a_port_in_use_is_told() {
+fn a_port_in_use_is_reported() {
     let (_listener, address) = listener();
     let message = rendezvous(bootstrap(0, 2, address), card(0)).err().unwrap().to_string();
     assert!(message.contains(&address.to_string()) && message.contains("FERROCE_MASTER_PORT"), "{message}");
 }
 
-/// Whatever comes to the port, the right rank is met in the end.
+/// After any invalid connections, the correct rank is accepted.
 #[test]
-fn strangers_are_refused_and_do_no_harm() {
+fn invalid_connections_are_refused_and_harmless() {
     let (listener, address) = listener();
     let slow = Duration::from_secs(20);
     thread::scope(|scope| {
         let root = bootstrap(0, 3, address).listener(listener).timeout(slow);
         let root = scope.spawn(move || rendezvous(root, card(0)));
 
-        // One that says nothing, and one that says half; both stay.
+        // A connection that sends nothing, and one that sends half a hello; both stay.
         let silent = TcpStream::connect(address).unwrap();
         let mut half = TcpStream::connect(address).unwrap();
         half.write_all(&hello(1, 3).as_bytes()[..20]).unwrap();
@@ -190,7 +190,7 @@ fn strangers_are_refused_and_do_no_harm() {
         assert!(told.contains("byte order"), "{told}");
 
         let first = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), card(1)));
-        // Until rank 1 is known its double would be taken for it.
+        // A second claim of rank 1 before rank 1 has connected would be accepted.
         sleep(Duration::from_millis(300));
         let told = answer(address, hello(1, 3).as_bytes()).unwrap();
         assert!(told.contains("rank 1 is here already"), "{told}");
@@ -218,9 +218,9 @@ fn refusals_are_part_of_the_error_about_missing_ranks() {
     });
 }
 
-/// What is said of a visitor has bytes of its own in it, and whoever reads the log is not to read for ever.
+/// Refusals contain bytes of the client, and the log must not grow without limit.
 #[test]
-fn strangers_write_no_log() {
+fn invalid_connections_do_not_fill_the_log() {
     let (listener, address) = listener();
     let warnings = Warnings::default();
     let log = tracing::Dispatch::new(warnings.clone());
@@ -259,9 +259,9 @@ impl tracing::Subscriber for Warnings {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// A rank believes no length that rank 0 names.
+/// A rank checks the lengths sent by rank 0.
 #[test]
-fn a_rank_refuses_what_is_no_table() {
+fn a_rank_refuses_invalid_tables() {
     let newer = Reply { version: U32::new(3), ..Reply::new(TABLE, 0) };
     let endless = Reply::new(TABLE, u32::MAX as usize);
     let long_winded = Reply::new(REFUSAL, MAX_REFUSAL + 1);
@@ -286,7 +286,7 @@ fn a_rank_refuses_what_is_no_table() {
     }
 }
 
-/// Rank 0 and rank 1, once `before` has done to the port what it will.
+/// Rank 0 and rank 1 meet after `before` has connected to the port.
 fn meet_after(before: impl FnOnce(SocketAddr)) {
     let (listener, address) = listener();
     let slow = Duration::from_secs(20);
@@ -302,17 +302,17 @@ fn meet_after(before: impl FnOnce(SocketAddr)) {
 }
 
 #[test]
-fn connections_that_say_nothing_keep_no_rank_out() {
+fn silent_connections_do_not_block_ranks() {
     let mut idle = Vec::new();
     meet_after(|address| {
         idle.extend((0..300).map(|_| TcpStream::connect(address).unwrap()));
-        // Until all are let in.
+        // Until all connections are accepted.
         sleep(Duration::from_millis(300));
     });
 }
 
 #[test]
-fn a_visitor_has_its_time() {
+fn a_slow_connection_is_accepted_within_its_time() {
     meet_after(|address| {
         let [mut silent, mut half] = [(), ()].map(|()| TcpStream::connect(address).unwrap());
         half.write_all(&hello(1, 2).as_bytes()[..20]).unwrap();
@@ -325,7 +325,7 @@ fn a_visitor_has_its_time() {
     });
 }
 
-/// A rank that says this, and goes, is let in again by another process.
+/// A rank that sends these bytes and ends is accepted again from another process.
 fn comes_again(first_words: &[u8]) {
     let (listener, address) = listener();
     let slow = Duration::from_secs(20);
@@ -347,20 +347,20 @@ fn comes_again(first_words: &[u8]) {
 }
 
 #[test]
-fn a_rank_that_has_gone_may_come_again() {
+fn a_rank_that_disconnected_may_reconnect() {
     comes_again(hello(1, 3).as_bytes());
 }
 
-/// The same if it has said more than a rank says, which waits in the socket.
+/// The same with excess bytes, which stay in the socket.
 #[test]
-fn a_rank_that_has_said_too_much_may_come_again() {
+fn a_rank_that_sent_too_much_may_reconnect() {
     comes_again(&[hello(1, 3).as_bytes(), b"and more"].concat());
 }
 
-/// Whoever says that it is a rank is one. If it does not read, or a few bytes at a time, no other rank waits for it.
+/// A rank that does not read, or reads a few bytes at a time, does not delay other ranks.
 #[test]
-fn a_rank_that_does_not_read_keeps_no_other_waiting() {
-    // More than two sockets hold.
+fn a_rank_that_does_not_read_does_not_delay_others() {
+    // More than two sockets can buffer.
     let table = vec![7; 1 << 25];
     let (listener, address) = listener();
     let connect = || {
@@ -401,9 +401,9 @@ fn a_rank_that_does_not_read_keeps_no_other_waiting() {
     });
 }
 
-/// What it says may be longer than a hello of this version.
+/// Its hello may be longer than that of this version.
 #[test]
-fn a_peer_of_another_version_is_told_so_whatever_it_says() {
+fn a_peer_of_another_version_is_told_the_version() {
     meet_after(|address| {
         let newer = Hello { version: U32::new(9), ..hello(1, 2) };
         let long = [newer.as_bytes(), &[0; 60_000]].concat();
@@ -415,7 +415,7 @@ fn a_peer_of_another_version_is_told_so_whatever_it_says() {
 }
 
 #[test]
-fn a_rank_that_is_let_go_of_comes_again() {
+fn a_rank_whose_connection_was_closed_reconnects() {
     let (listener, address) = listener();
     thread::scope(|scope| {
         let worker = bootstrap(1, 2, address).timeout(Duration::from_secs(20));
@@ -432,11 +432,11 @@ fn a_rank_that_is_let_go_of_comes_again() {
     });
 }
 
-/// A rank 0 that may open few files, as a process of its own.
+/// A rank 0 with a low limit of open files, as a separate process.
 const FEW_FILES: &str = "FERROCE_TEST_FEW_FILES";
 
 #[test]
-fn a_lack_of_descriptors_passes() {
+fn a_lack_of_descriptors_is_temporary() {
     let slow = Duration::from_secs(20);
     if std::env::var_os(FEW_FILES).is_some() {
         let (listener, address) = listener();
@@ -445,7 +445,7 @@ fn a_lack_of_descriptors_passes() {
         assert_eq!(met.unwrap(), [0, 1].map(card));
         return;
     }
-    let name = "rendezvous::tests::a_lack_of_descriptors_passes";
+    let name = "rendezvous::tests::a_lack_of_descriptors_is_temporary";
     let mut root = Command::new("sh");
     root.args(["-c", "ulimit -n 40 && exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
     root.args(["--exact", name, "--nocapture"]).env(FEW_FILES, "1").stdout(Stdio::piped());

@@ -1,36 +1,36 @@
-//! Writes a [`Schedule`], and finds which steps must come after which.
+//! Builds a [`Schedule`], and determines which steps must precede which.
 
 use std::ops::Range;
 
 use super::{Finish, Operand, Place, Schedule, Shape, Spot, Step};
 
-/// Writes the steps of one rank in the order of a program that carries them out one by one.
+/// Adds the steps of one rank in the order of a sequential program.
 ///
-/// A step comes after the last writes of what it reads, and after the last reads and writes of what it writes. (What a peer
-/// writes by itself can't be kept back so: an algorithm lets elements land only where the peer has them because this rank has
-/// sent what was there.)
+/// A step follows the last writes of the elements that it reads, and the last reads and writes of those that it writes.
+/// (Writes by a peer can't be delayed in this way: an algorithm lets elements land only if the peer has them because this
+/// rank has sent the previous contents.)
 pub(crate) struct Builder<'a> {
     schedule: &'a mut Schedule,
-    /// Elements of a message, at most.
+    /// The most elements of a message.
     pub(crate) chunk: usize,
-    /// Messages of more elements than that land.
+    /// Messages of more elements are written to their destination (they land).
     lands_above: usize,
     /// Chunks of a window.
     pub(crate) window: usize,
-    /// Where input and output are, in one space of elements, if they share memory.
+    /// The positions of input and output, in one space of elements, if they share memory.
     shared: Option<Shared>,
     cells: [Cells; 3],
     found: Vec<u32>,
 }
 
-/// The first elements of input and output, from the first of both.
+/// The first elements of input and output, counted from the first of both.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) input: usize,
     pub(crate) output: usize,
 }
 
-/// The last reads and writes of a memory, by `grain` elements.
+/// The last reads and writes of a memory, in cells of `grain` elements.
 #[derive(Default)]
 struct Cells {
     heads: Vec<u32>,
@@ -46,11 +46,11 @@ struct Entry {
 
 const NONE: u32 = u32::MAX;
 
-/// Elements, and which memory they are in.
+/// Elements, and their memory.
 type Touched = (usize, Range<usize>);
 
 impl<'a> Builder<'a> {
-    /// Writes into `schedule`, which is empty. Input and output share memory if `shared` says where.
+    /// Builds `schedule`, which is empty. `shared` is set if input and output share memory.
     pub(crate) fn new(schedule: &'a mut Schedule, shape: Shape, shared: Option<Shared>) -> Builder<'a> {
         let Shape { chunk, lands_above, window } = shape;
         debug_assert!(chunk > 0 && schedule.steps.is_empty());
@@ -62,7 +62,7 @@ impl<'a> Builder<'a> {
         self.place(a) == self.place(b)
     }
 
-    /// Room in scratch memory for so many elements.
+    /// Allocates `len` elements of scratch memory.
     pub(crate) fn scratch(&mut self, len: usize) -> Spot {
         let at = self.schedule.scratch;
         self.schedule.scratch += len;
@@ -75,7 +75,7 @@ impl<'a> Builder<'a> {
         self.push(Step::Send { peer, from, len, lands: None })
     }
 
-    /// What this peer lands counts from this element of the output; from the first one unless told so.
+    /// The elements that this peer writes are counted from this element of the output; from the first one by default.
     pub(crate) fn lands_from(&mut self, peer: u32, at: usize) {
         self.schedule.bases.push((peer, at));
     }
@@ -87,7 +87,7 @@ impl<'a> Builder<'a> {
         self.push(Step::Send { peer, from, len, lands })
     }
 
-    /// What [`send_to`](Builder::send_to) sends comes.
+    /// Receives the elements of a peer's [`send_to`](Builder::send_to).
     pub(crate) fn receive(&mut self, peer: u32, at: usize, len: usize) -> u32 {
         if len > self.lands_above {
             self.writes(Place::Output.at(at), len);
@@ -97,7 +97,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// `to` becomes the reduction of the operands, from left to right.
+    /// Reduces the operands into `to`, from left to right.
     pub(crate) fn combine(&mut self, to: Spot, len: usize, operands: &[Operand], finish: Finish) -> u32 {
         for operand in operands {
             if let Operand::Own(spot) = operand {
@@ -111,7 +111,7 @@ impl<'a> Builder<'a> {
         self.push(Step::Combine { to, len, operands, finish })
     }
 
-    /// Copies elements, unless they are there already.
+    /// Copies elements, unless source and target are the same.
     pub(crate) fn copy(&mut self, to: Spot, from: Spot, range: usize) {
         if self.is_same(to, from) {
             return;
@@ -122,12 +122,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The next step comes after this one too.
+    /// The next step also follows this one.
     pub(crate) fn after(&mut self, step: u32) {
         self.found.push(step);
     }
 
-    /// A step that the others know nothing of yet.
+    /// Adds a step without its dependencies.
     fn push(&mut self, step: Step) -> u32 {
         let index = self.schedule.steps.len() as u32;
         let (reads, writes) = self.touched(&step);
@@ -146,7 +146,7 @@ impl<'a> Builder<'a> {
         index
     }
 
-    /// What a step reads and writes.
+    /// The elements that a step reads and writes.
     fn touched(&self, step: &Step) -> (Vec<Touched>, Option<Touched>) {
         let at = |spot: Spot, len: usize| {
             let (place, at) = self.place(spot);
@@ -165,7 +165,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The memory of a spot, and the place in it: input and output are one if they share it.
+    /// The memory of a spot, and the position in it: input and output are one memory if they share it.
     fn place(&self, spot: Spot) -> (usize, usize) {
         match (spot.place, self.shared) {
             (Place::Scratch, _) => (2, spot.at),
@@ -199,7 +199,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Notes what a step does. What was read or written there before matters no longer to who comes after a write.
+    /// Records the accesses of a step. Earlier reads and writes of the elements are irrelevant to steps that follow a
+    /// write.
     fn note(&mut self, place: usize, range: Range<usize>, step: u32, writes: bool) {
         let chunk = self.chunk;
         let cells = &mut self.cells[place];
@@ -219,7 +220,7 @@ impl<'a> Builder<'a> {
 }
 
 impl Cells {
-    /// Takes the entries of a cell out that `range` covers, as far as they are in the cell.
+    /// Removes the entries of a cell that `range` covers, as far as they are in the cell.
     fn forget(&mut self, cell: usize, range: &Range<usize>, bounds: &Range<usize>) {
         let mut kept = NONE;
         let mut next = self.heads[cell];

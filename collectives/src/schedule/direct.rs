@@ -1,11 +1,11 @@
-//! Direct exchange: a rank that has elements sends them to each rank that needs them. Fewest steps: for short
-//! operations, and for those in which each pair of ranks exchanges elements of its own.
+//! Direct exchange: a rank that has elements sends them to each rank that needs them. Fewest steps: for short operations,
+//! and for those in which each pair of ranks exchanges different elements.
 
 use std::ops::Range;
 
 use super::{Blocks, Builder, Finish, Operand, Place, Team, chunks};
 
-/// Each member sends all its elements to all others, and reduces by itself, in the order of the members.
+/// Each member sends all its elements to all others, and each reduces all, in the order of the members.
 pub(crate) fn all_reduce(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: usize, finish: Finish) {
     for part in chunks(0..len, b.chunk) {
         for peer in others(team) {
@@ -63,17 +63,17 @@ pub(super) fn reduce_scatter_to(
     }
 }
 
-/// Block `i` is the input of member `i`; all have all blocks in the output.
+/// Block `i` is the input of member `i`; all members get all blocks in the output.
 pub(crate) fn all_gather(b: &mut Builder<'_>, team: Team<'_>, source: Place, blocks: Blocks<'_>) {
     let own = blocks.block(team.index());
     b.copy(Place::Output.at(own.start), source.at(0), own.len());
     gather_blocks(b, team, source, 0, blocks);
 }
 
-/// The own block is at `at` of `from`; all have all blocks in the output.
+/// This member's block is at `at` of `from`; all members get all blocks in the output.
 pub(super) fn gather_blocks(b: &mut Builder<'_>, team: Team<'_>, from: Place, at: usize, blocks: Blocks<'_>) {
     let own = blocks.block(team.index());
-    // The first chunk to all, then the second: nobody waits for the last byte that another one gets.
+    // The first chunk to all, then the second: no member waits for the last byte of another one's message.
     for part in chunks(own.clone(), b.chunk) {
         for peer in others(team) {
             b.send_to(peer, from.at(at + part.start - own.start), part.len(), part.start);
@@ -114,7 +114,7 @@ pub(crate) fn broadcast(b: &mut Builder<'_>, team: Team<'_>, source: Place, len:
     }
 }
 
-/// All send to member `root`, which reduces in the order of the members.
+/// All members send to member `root`, which reduces in the order of the members.
 pub(crate) fn reduce(
     b: &mut Builder<'_>,
     team: Team<'_>,
@@ -157,14 +157,14 @@ pub(crate) fn scatter(b: &mut Builder<'_>, team: Team<'_>, root: usize, blocks: 
     }
 }
 
-/// A block of this rank's input to a peer, which calls [`receive_block`], and alone knows where it goes.
+/// Sends a block of this rank's input to a peer, which calls [`receive_block`]; only the peer knows the destination.
 pub(crate) fn send_block(b: &mut Builder<'_>, peer: u32, block: Range<usize>) {
     for part in chunks(block.clone(), b.chunk) {
         b.send_to(peer, Place::Input.at(part.start), part.len(), part.start - block.start);
     }
 }
 
-/// What a peer sends by [`send_block`] becomes this block of the output.
+/// Receives a peer's [`send_block`] as this block of the output.
 pub(crate) fn receive_block(b: &mut Builder<'_>, peer: u32, block: Range<usize>) {
     b.lands_from(peer, block.start);
     for part in chunks(block, b.chunk) {
@@ -172,12 +172,12 @@ pub(crate) fn receive_block(b: &mut Builder<'_>, peer: u32, block: Range<usize>)
     }
 }
 
-/// Nobody ends before all have begun: in step `k` each member hears of those up to 2ᵏ⁺¹ before it.
+/// A barrier: no member ends before all have started. In step `k` each member learns of those up to 2ᵏ⁺¹ before it.
 pub(crate) fn barrier(b: &mut Builder<'_>, team: Team<'_>) {
     let (size, index) = (team.size(), team.index());
     let (mut distance, mut heard) = (1, Vec::new());
     while distance < size {
-        // All that it has heard of: what came first may be late.
+        // Depends on all messages received so far: an earlier one may be late.
         heard.iter().for_each(|step| b.after(*step));
         b.send(team.rank((index + distance) % size), Place::Input.at(0), 0);
         let from = team.rank((index + size - distance) % size);
@@ -186,7 +186,7 @@ pub(crate) fn barrier(b: &mut Builder<'_>, team: Team<'_>) {
     }
 }
 
-/// The other members, those behind this one first, so that not all begin with the same one.
+/// The other members, starting after this one, so that not all start with the same one.
 fn other_places(team: Team<'_>) -> impl Iterator<Item = (usize, u32)> {
     let (size, index) = (team.size(), team.index());
     (1..size).map(move |distance| (index + distance) % size).map(move |place| (place, team.rank(place)))

@@ -1,22 +1,22 @@
-//! Recursive halving and doubling: in each step the members of a group exchange with those of its other half, and
-//! groups are half as large in the next step. Least bytes, and about log₂ n steps, for any number of ranks.
+//! Recursive halving and doubling: in each step the members of a group exchange with those of its other half, and groups
+//! are half as large in the next step. Fewest bytes, and about log₂ n steps, for any number of ranks.
 //!
-//! A group with an odd number of members has a lower half that is larger by one. Member `j` of the upper half exchanges
-//! with member `j` of the lower half; what the odd member has for the upper half goes to the last member there, which
-//! then exchanges with two.
+//! In a group with an odd number of members the lower half is larger by one. Member `j` of the upper half exchanges with
+//! member `j` of the lower half; the odd member sends its elements for the upper half to the last member there, which then
+//! exchanges with two.
 
 use std::ops::Range;
 
 use super::{Blocks, Builder, Finish, Operand, Place, Spot, Team, chunks};
 
-/// What a member does in a step of the halving; the doubling does the opposite.
+/// The exchange of a member in a step of the halving; the doubling does the reverse.
 struct Level {
-    /// The half that it belongs to, and the other one.
+    /// The half of this member, and the other one.
     own: Range<usize>,
     other: Range<usize>,
     /// The member that gets the elements of the other half.
     to: usize,
-    /// The members that send elements of the own half.
+    /// The members that send elements of this half.
     from: Range<usize>,
 }
 
@@ -36,7 +36,7 @@ fn levels(size: usize, index: usize) -> Vec<Level> {
         } else {
             let place = index - upper.start;
             let twin = lower.start + place;
-            // The last one hears the odd member too.
+            // The last one also receives from the odd member.
             let from = if place + 1 == upper.len() { twin..lower.end } else { twin..twin + 1 };
             Level { own: upper, other: lower, to: twin, from }
         };
@@ -46,10 +46,10 @@ fn levels(size: usize, index: usize) -> Vec<Level> {
     levels
 }
 
-/// Member `i` ends with block `i` of `source`, reduced, in `result`. Partial results are in `partial`: an array of the
-/// output's or the scratch memory's elements that holds all blocks where `source` has them.
+/// Member `i` gets block `i` of `source`, reduced, in `result`. Partial results are in `partial`: elements of the output or
+/// the scratch memory with the layout of all blocks in `source`.
 ///
-/// In each step the own elements are reduced between what came from members before this one and what came from those behind.
+/// In each step the member's own elements are reduced between those of members before it and those of members after it.
 fn reduce_scatter_steps(
     b: &mut Builder<'_>,
     team: Team<'_>,
@@ -61,7 +61,7 @@ fn reduce_scatter_steps(
 ) {
     let index = team.index();
     let levels = levels(team.size(), index);
-    // The own elements are those of the source until something has come.
+    // The member's own elements are those of the source until it has received some.
     let mut has_partial = false;
     for (depth, level) in levels.iter().enumerate() {
         let own = |at: usize| if has_partial { partial(at) } else { source.at(at) };
@@ -71,7 +71,7 @@ fn reduce_scatter_steps(
         if level.from.is_empty() {
             continue;
         }
-        // In the last level, of two members, both have something to come.
+        // In the last level, of two members, both receive.
         let is_last = depth + 1 == levels.len();
         for part in chunks(blocks.blocks(level.own.clone()), b.chunk) {
             let operands = in_order(team, level, Operand::Own(own(part.start)));
@@ -82,7 +82,7 @@ fn reduce_scatter_steps(
     }
 }
 
-/// The own elements, between what comes from members before and behind.
+/// The member's own elements, between those received from members before and after it.
 fn in_order(team: Team<'_>, level: &Level, own: Operand) -> Vec<Operand> {
     let arrival = |member: usize| Operand::Arrival(team.rank(member));
     let (before, behind): (Vec<usize>, Vec<usize>) =
@@ -90,7 +90,7 @@ fn in_order(team: Team<'_>, level: &Level, own: Operand) -> Vec<Operand> {
     before.into_iter().map(arrival).chain([own]).chain(behind.into_iter().map(arrival)).collect()
 }
 
-/// Member `i` has block `i` at `own`; all have all in the output after it.
+/// Member `i` has block `i` at `own`; afterwards all members have all blocks in the output.
 fn all_gather_steps(b: &mut Builder<'_>, team: Team<'_>, blocks: Blocks<'_>, own: impl Fn(usize) -> Spot) {
     let levels = levels(team.size(), team.index());
     for level in levels.iter().rev() {
@@ -107,7 +107,7 @@ fn all_gather_steps(b: &mut Builder<'_>, team: Team<'_>, blocks: Blocks<'_>, own
     }
 }
 
-/// The elements `start..start + len` of `source`, reduced, in the output of all.
+/// The elements `start..start + len` of `source`, reduced, in the output of all members.
 pub(crate) fn all_reduce(
     b: &mut Builder<'_>,
     team: Team<'_>,
@@ -140,7 +140,7 @@ pub(crate) fn reduce_scatter(
     reduce_scatter_steps(b, team, source, blocks, partial, result, finish);
 }
 
-/// Block `i` is the input of member `i`; all have all blocks in the output.
+/// Block `i` is the input of member `i`; all members get all blocks in the output.
 pub(crate) fn all_gather(b: &mut Builder<'_>, team: Team<'_>, source: Place, blocks: Blocks<'_>) {
     let own = blocks.block(team.index());
     b.copy(Place::Output.at(own.start), source.at(0), own.len());

@@ -1,26 +1,26 @@
-//! Inside the hosts, then between them: for ranks that share hosts.
+//! Algorithms for ranks that share hosts: first inside the hosts, then between them.
 
 use super::{Blocks, Builder, Finish, Place, Team, direct, ring, tree};
 
-/// Which rank is on which host.
+/// The hosts of the ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hosts {
     /// The ranks of each host, ascending; hosts by their first rank.
     ranks: Vec<Vec<u32>>,
-    /// For each place on a host, the ranks that have it; empty unless all hosts have as many ranks.
+    /// For each position on a host, the ranks with that position; empty unless all hosts have the same number of ranks.
     columns: Vec<Vec<u32>>,
 }
 
-/// A rank's place among the hosts.
+/// A rank's position among the hosts.
 struct Seat<'a> {
     /// The ranks of its host.
     host: Team<'a>,
-    /// Those of the same place on the other hosts.
+    /// The ranks with the same position on the other hosts.
     column: Team<'a>,
 }
 
 impl Hosts {
-    /// From something of each rank that only the ranks of its host have too.
+    /// From a value of each rank that only the ranks of the same host share.
     pub(crate) fn new<T: PartialEq>(hosts: &[T]) -> Hosts {
         let mut ranks: Vec<Vec<u32>> = Vec::new();
         for (rank, host) in hosts.iter().enumerate() {
@@ -36,17 +36,17 @@ impl Hosts {
         Hosts { ranks, columns }
     }
 
-    /// How many hosts.
+    /// The number of hosts.
     pub(crate) fn count(&self) -> usize {
         self.ranks.len()
     }
 
-    /// How many ranks each host has, if all have as many.
+    /// The number of ranks per host, if it is the same for all.
     pub(crate) fn each(&self) -> Option<usize> {
         (!self.columns.is_empty()).then_some(self.columns.len())
     }
 
-    /// Why the algorithms of this file can't be had, if they can't.
+    /// Why the algorithms of this file can't be used, if they can't.
     pub(crate) fn problem(&self) -> Option<&'static str> {
         match (self.each(), self.count()) {
             (_, 1) => Some("all ranks are on one host"),
@@ -56,7 +56,7 @@ impl Hosts {
         }
     }
 
-    /// The ranks of this one's place on the hosts before and behind its own. There is no [problem](Hosts::problem).
+    /// The ranks with the same position on the previous and the next host. There must be no [problem](Hosts::problem).
     pub(crate) fn beside(&self, rank: usize) -> [u32; 2] {
         let (before, behind) = ring::neighbours(self.seat(rank).column);
         [before, behind]
@@ -88,7 +88,7 @@ pub(crate) fn all_reduce(
     direct::gather_blocks(b, host, Place::Output, own.start, blocks);
 }
 
-/// The blocks of the same place on all hosts along a ring, then inside each host.
+/// The blocks of the same position on all hosts along a ring, then inside each host.
 pub(crate) fn all_gather(b: &mut Builder<'_>, hosts: &Hosts, rank: usize, source: Place, blocks: Blocks<'_>) {
     let Seat { host, column } = hosts.seat(rank);
     let own = blocks.block(rank);
@@ -111,7 +111,7 @@ pub(crate) fn all_gather(b: &mut Builder<'_>, hosts: &Hosts, rank: usize, source
     }
 }
 
-/// To the ranks of the root's place on all hosts, then inside each host.
+/// To the ranks with the root's position on all hosts, then inside each host.
 pub(crate) fn broadcast(
     b: &mut Builder<'_>,
     hosts: &Hosts,
@@ -130,7 +130,7 @@ pub(crate) fn broadcast(
     direct::broadcast(b, host.team(), Place::Output, len);
 }
 
-/// A team whose first member is another one.
+/// A team that starts with another member.
 struct Rotated {
     index: usize,
     ranks: Vec<u32>,

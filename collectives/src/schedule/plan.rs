@@ -91,33 +91,33 @@ impl FromStr for Algorithm {
     }
 }
 
-/// What is to be done, as far as a schedule depends on it.
+/// The parameters of an operation that determine its schedule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task<'a> {
     pub(crate) kind: Kind,
-    /// Elements, or those of each block if all have as many.
+    /// The number of elements, in total or in each block of equal length.
     pub(crate) count: usize,
-    /// Where the blocks end, if they differ: those that this rank sends and those that it receives.
+    /// The ends of the blocks, if their lengths differ: those that this rank sends and those that it receives.
     pub(crate) sent: Option<&'a [usize]>,
     pub(crate) received: Option<&'a [usize]>,
     /// The root, or the peer of a send or receive.
     pub(crate) root: usize,
     /// This rank's elements are multiplied by its factor first.
     pub(crate) is_scaled: bool,
-    /// An average.
+    /// The result is an average.
     pub(crate) is_average: bool,
     /// Input and output share memory.
     pub(crate) in_place: bool,
 }
 
-/// Which messages there are.
+/// The lengths of messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Elements of a message, at most.
+    /// The most elements of a message.
     pub(crate) chunk: usize,
-    /// Messages of more elements are written to their place.
+    /// Messages of more elements are written to their destination.
     pub(crate) lands_above: usize,
-    /// Chunks that go through all steps of a ring together, behind those before them; of the processor's memory all.
+    /// Chunks that pass all steps of a ring together, one window after the other; for host memory all chunks.
     pub(crate) window: usize,
 }
 
@@ -198,7 +198,7 @@ fn blocks(len: usize, ends: Option<&[usize]>) -> Blocks<'_> {
 }
 
 impl Task<'_> {
-    /// Where input and output begin in the memory that they share.
+    /// The starts of input and output in the memory that they share.
     fn shared(&self, rank: usize, sent: Blocks<'_>, received: Blocks<'_>) -> Option<Shared> {
         let own = |blocks: Blocks<'_>| blocks.block(rank).start;
         self.in_place.then(|| match self.kind {
@@ -212,7 +212,7 @@ impl Task<'_> {
     }
 }
 
-/// Multiplies the elements that this rank puts into a reduction, into the output where that has room for them.
+/// Multiplies this rank's operands of a reduction, into the output if it has room for them.
 fn scale(b: &mut Builder<'_>, task: &Task<'_>, rank: usize, size: usize, sent: Blocks<'_>) -> Place {
     let (len, has_room) = match task.kind {
         Kind::AllReduce => (task.count, true),
@@ -227,7 +227,7 @@ fn scale(b: &mut Builder<'_>, task: &Task<'_>, rank: usize, size: usize, sent: B
     to.place
 }
 
-/// One rank: what is left of an operation is a copy.
+/// For a single rank an operation is a copy.
 fn alone(
     b: &mut Builder<'_>,
     task: &Task<'_>,

@@ -1,14 +1,14 @@
-//! The ring: each rank sends only to the next one. Least bytes, most steps: for long operations.
+//! The ring: each rank sends only to the next one. Fewest bytes, most steps: for long operations.
 
 use std::ops::Range;
 
 use super::{Blocks, Builder, Finish, Operand, Place, Spot, Team, chunks};
 
-/// A reduce-scatter of the blocks of `source`, each in the order of the ring, so that member `i` ends with block `i + last` in
+/// A reduce-scatter of the blocks of `source`, each in the order of the ring, so that member `i` gets block `i + last` in
 /// `place(block)`.
 ///
-/// Block `b` is `((x[b − last + 1] + x[b − last + 2]) + …) + x[b − last]`, indices modulo the size. `place` says where a partial
-/// result of a block goes in a step.
+/// Block `b` is `((x[b − last + 1] + x[b − last + 2]) + …) + x[b − last]`, indices modulo the size. `place` returns the
+/// place of a block's partial result in a step.
 struct ReduceScatter<'a, P> {
     team: Team<'a>,
     source: Place,
@@ -19,11 +19,11 @@ struct ReduceScatter<'a, P> {
 }
 
 impl<P: Fn(usize, usize) -> Spot> ReduceScatter<'_, P> {
-    /// One of `size - 1` steps, of these chunks of each block.
+    /// One of `size - 1` steps, for these chunks of each block.
     fn step(&self, b: &mut Builder<'_>, step: usize, numbers: Range<usize>) {
         let (size, index) = (self.team.size(), self.team.index());
         let (left, right) = neighbours(self.team);
-        // Block `index + last` comes last.
+        // Block `index + last` is the last one.
         let sent = (index + self.last + 2 * size - 1 - step) % size;
         let received = (sent + size - 1) % size;
         for (nth, part) in some(b, self.blocks.block(sent), &numbers) {
@@ -42,8 +42,8 @@ impl<P: Fn(usize, usize) -> Spot> ReduceScatter<'_, P> {
     }
 }
 
-/// One of `size - 1` steps of an all-gather, of these chunks of each block. Member `i` has block `i + first` in `own(block)`; all have
-/// all in the output after it, each block where it is.
+/// One of `size - 1` steps of an all-gather, for these chunks of each block. Member `i` has block `i + first` in
+/// `own(block)`; afterwards all members have all blocks in the output, each at its position.
 fn all_gather_step(
     b: &mut Builder<'_>,
     team: Team<'_>,
@@ -68,7 +68,7 @@ fn all_gather_step(
     }
 }
 
-/// The chunks of a block that have these numbers.
+/// The chunks of a block with these numbers.
 fn some(
     b: &Builder<'_>,
     block: Range<usize>,
@@ -80,11 +80,11 @@ fn some(
 /// All chunks.
 const ALL: Range<usize> = 0..usize::MAX;
 
-/// The elements `start..start + len` of `source`, reduced, in the output of all. Segment `s` is reduced from left to right from
-/// member `s` on.
+/// The elements `start..start + len` of `source`, reduced, in the output of all members. Segment `s` is reduced from left
+/// to right from member `s` on.
 ///
-/// Step by step, or in windows of chunks, of which each is a step behind the one before: so what is whole goes back while other
-/// chunks are reduced.
+/// Step by step, or in windows of chunks, each window one step behind the previous one: complete results are distributed
+/// while other chunks are reduced.
 pub(crate) fn all_reduce(
     b: &mut Builder<'_>,
     team: Team<'_>,
@@ -97,7 +97,7 @@ pub(crate) fn all_reduce(
     let place = |block: usize, _: usize| Place::Output.at(blocks.block(block).start);
     let reduce_scatter = ReduceScatter { team, source, blocks, last: 1, place, finish };
     let half = team.size() - 1;
-    // Block 0 is a longest one.
+    // No block is longer than block 0.
     let windows = blocks.block(0).len().div_ceil(b.chunk).div_ceil(b.window);
     for turn in 0..windows + 2 * half {
         for step in 0..2 * half {
@@ -131,7 +131,7 @@ pub(crate) fn reduce_scatter(
     (0..size - 1).for_each(|step| reduce_scatter.step(b, step, ALL));
 }
 
-/// Block `i` is the input of member `i`; all have all blocks in the output.
+/// Block `i` is the input of member `i`; all members get all blocks in the output.
 pub(crate) fn all_gather(b: &mut Builder<'_>, team: Team<'_>, source: Place, blocks: Blocks<'_>) {
     let own = blocks.block(team.index());
     b.copy(Place::Output.at(own.start), source.at(0), own.len());
@@ -140,7 +140,7 @@ pub(crate) fn all_gather(b: &mut Builder<'_>, team: Team<'_>, source: Place, blo
     }
 }
 
-/// Elements of `source` at member 0, along the ring to all.
+/// Elements of `source` at member 0, along the ring to all members.
 pub(crate) fn broadcast(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: usize) {
     let (size, index) = (team.size(), team.index());
     if index == 0 {
@@ -157,7 +157,7 @@ pub(crate) fn broadcast(b: &mut Builder<'_>, team: Team<'_>, source: Place, len:
     }
 }
 
-/// Elements of all, reduced along the ring from member 1 to member 0: `((x[1] + x[2]) + …) + x[0]`.
+/// The elements of all members, reduced along the ring from member 1 to member 0: `((x[1] + x[2]) + …) + x[0]`.
 pub(crate) fn reduce(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: usize, finish: Finish) {
     let index = team.index();
     let (left, right) = neighbours(team);
@@ -185,20 +185,20 @@ pub(crate) fn reduce(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: us
     }
 }
 
-/// The members before and behind this one.
+/// The members before and after this one.
 pub(super) fn neighbours(team: Team<'_>) -> (u32, u32) {
     let (size, index) = (team.size(), team.index());
     (team.rank((index + size - 1) % size), team.rank((index + 1) % size))
 }
 
-/// Sends elements to the same place of the peer's output.
+/// Sends elements to the same position in the peer's output.
 pub(super) fn pass_on(b: &mut Builder<'_>, peer: u32, from: Place, block: Range<usize>) {
     for part in chunks(block, b.chunk) {
         b.send_to(peer, from.at(part.start), part.len(), part.start);
     }
 }
 
-/// What a peer passes on.
+/// Receives a peer's [`pass_on`].
 pub(super) fn take(b: &mut Builder<'_>, peer: u32, block: Range<usize>) {
     for part in chunks(block, b.chunk) {
         b.receive(peer, part.start, part.len());

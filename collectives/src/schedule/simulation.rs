@@ -1,37 +1,37 @@
-//! Ranks that carry out schedules in memory, in any order that the rules allow: what the tests of schedules run on.
+//! Executes schedules of ranks in memory, in any order that the rules allow, for the tests of schedules.
 
 use std::collections::VecDeque;
 
 use super::{Finish, Operand, Place, Schedule, Spot, Step};
 
-/// What elements are to a simulation.
+/// The arithmetic of a simulation.
 pub(crate) trait Elements {
     type Element: Clone;
-    /// From left to right.
+    /// Reduces from left to right.
     fn reduce(&self, operands: &[Self::Element], finish: Finish, rank: usize) -> Self::Element;
 }
 
-/// One rank's memory, and how far it is.
+/// One rank's memory and progress.
 pub(crate) struct Rank<T> {
     pub(crate) input: Vec<T>,
     pub(crate) output: Vec<T>,
-    /// Where the first elements of input and output are in `input`, if they share it.
+    /// The positions of the first elements of input and output in `input`, if they share it.
     pub(crate) shared: Option<(usize, usize)>,
     scratch: Vec<T>,
     schedule: Schedule,
     done: Vec<bool>,
-    /// Sends to each peer that have not begun, and steps that take what comes from it: in the order of the list.
+    /// The sends to each peer that have not started, and the steps that take its messages: in list order.
     sends: Vec<VecDeque<usize>>,
     receives: Vec<VecDeque<usize>>,
     local: VecDeque<usize>,
-    /// Messages under way to each peer, the oldest first.
+    /// Outstanding messages to each peer, the oldest first.
     flying: Vec<VecDeque<Flying<T>>>,
-    /// What has come from each peer.
+    /// Messages received from each peer.
     arrived: Vec<VecDeque<Arrived<T>>>,
     has_begun: bool,
 }
 
-/// A message that has been posted; its elements are read when it leaves, unless they have been copied.
+/// A posted message; its elements are read when it is sent, unless they were copied.
 struct Flying<T> {
     step: usize,
     copy: Option<Vec<T>>,
@@ -121,12 +121,12 @@ impl<T: Clone> Rank<T> {
         &mut memory[at..at + len]
     }
 
-    /// The output, wherever it is.
+    /// The output, in whichever memory it is.
     pub(crate) fn result(&mut self, len: usize) -> Vec<T> {
         self.place(Place::Output.at(0), len).to_vec()
     }
 
-    /// Whether a step that takes arrivals has all of them.
+    /// Whether all messages of a step have arrived.
     fn can_take(&self, step: usize) -> bool {
         let at_front =
             |peer: usize| self.receives[peer].front() == Some(&step) && !self.arrived[peer].is_empty();
@@ -144,11 +144,11 @@ impl<T: Clone> Rank<T> {
     }
 }
 
-/// Runs until nothing can happen any more, each time with the event that `pick` picks of so many. `slots` messages may be in
-/// a channel; `eager` of a length says whether the sender's memory is free as soon as a message is posted.
+/// Runs until no event is possible; each time `pick` chooses among the possible events. A channel holds `slots` messages;
+/// `eager` of a length returns whether the sender's memory is free as soon as a message is posted.
 ///
 /// # Panics
-/// If messages do not agree, or a rank does not end.
+/// If messages do not match, or a rank does not end.
 pub(crate) fn run<E: Elements>(
     elements: &E,
     ranks: &mut [Rank<E::Element>],
@@ -173,7 +173,7 @@ pub(crate) fn run<E: Elements>(
     }
 }
 
-/// Runs as far as it goes without a rank that does not begin. Returns those that end.
+/// Runs as far as possible without a rank that does not start. Returns those that end.
 pub(crate) fn run_without<E: Elements>(
     elements: &E,
     ranks: &mut [Rank<E::Element>],

@@ -1,5 +1,5 @@
-//! Every algorithm for 1 to 64 ranks: each element arrives where it is due, with each contribution once, in the same
-//! order on all ranks, whatever the interleaving.
+//! Every algorithm for 1 to 64 ranks: each element arrives at its destination, with each contribution once, in the same
+//! order on all ranks, for any interleaving.
 
 mod numbers;
 
@@ -9,7 +9,7 @@ use super::simulation::{Elements, Rank, run, run_without};
 use super::*;
 use crate::operation::Kind;
 
-/// What an element is made of, in the order in which it was reduced: the element that a rank had there.
+/// The composition of an element, in the order of reduction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Symbol {
     Garbage,
@@ -45,7 +45,7 @@ impl Elements for Symbols {
 }
 
 impl Symbol {
-    /// The ranks whose element `index` is in it, in their order.
+    /// The ranks whose element `index` is included, in order.
     fn ranks(&self, index: usize, is_scaled: bool) -> Vec<u32> {
         match self {
             Symbol::Of(rank, at) if !is_scaled && *at == index => vec![*rank],
@@ -61,7 +61,7 @@ struct Case {
     kind: Kind,
     algorithm: Algorithm,
     size: usize,
-    /// Elements, or those of each block.
+    /// The number of elements, in total or in each block.
     counts: Vec<usize>,
     differ: bool,
     root: usize,
@@ -87,7 +87,7 @@ impl Case {
         self.counts[0]
     }
 
-    /// Elements of the block that `from` has for `to`.
+    /// The number of elements of the block from `from` to `to`.
     fn block(&self, from: usize, to: usize) -> usize {
         match self.kind {
             _ if !self.differ => self.count(),
@@ -110,7 +110,7 @@ impl Case {
         ends((0..self.size).map(|from| self.block(from, rank)))
     }
 
-    /// Elements of a rank's input and output.
+    /// The numbers of elements of a rank's input and output.
     fn lengths(&self, rank: usize) -> (usize, usize) {
         let (sent, received) = (self.sent(rank)[self.size - 1], self.received(rank)[self.size - 1]);
         let is_root = rank == self.root;
@@ -132,7 +132,7 @@ impl Case {
         self.rank_of(rank, |at| Symbol::Of(rank as u32, at), Symbol::Garbage)
     }
 
-    /// A rank with such elements, and `garbage` where there are none so far.
+    /// A rank with these elements, and `garbage` in memory without contents.
     fn rank_of<T: Clone>(&self, rank: usize, element: impl Fn(usize) -> T, garbage: T) -> Rank<T> {
         let (sent, received) = (self.sent(rank), self.received(rank));
         let own = match self.kind {
@@ -167,7 +167,7 @@ impl Case {
         if !self.in_place {
             return Rank::new(elements(input), vec![garbage.clone(); output], None, schedule, &garbage);
         }
-        // As the callers have it: the shorter one is in the longer one.
+        // As documented for callers: the shorter one is inside the longer one.
         let before = |ends: &[usize]| rank.checked_sub(1).map_or(0, |before| ends[before]);
         let shared = match self.kind {
             Kind::AllGather => (before(&received), 0),
@@ -298,7 +298,7 @@ proptest! {
     #![proptest_config(ProptestConfig { max_global_rejects: 1_000_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_element_ends_where_it_is_due(
+    fn every_element_arrives_at_its_destination(
         case in cases(1..=9, 30),
         slots in 1usize..5,
         eager in 0usize..30,
@@ -313,7 +313,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_global_rejects: 1_000_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_element_ends_where_it_is_due_for_many_ranks(
+    fn every_element_arrives_at_its_destination_for_many_ranks(
         case in cases(10..=64, 70),
         slots in 1usize..5,
         eager in 0usize..70,
@@ -326,9 +326,9 @@ proptest! {
     }
 }
 
-/// All operations by all algorithms, in place or not, for few ranks.
+/// All operations with all algorithms, in place or not, for few ranks.
 #[test]
-fn the_whole_product_for_one_to_nine_ranks() {
+fn all_combinations_for_one_to_nine_ranks() {
     let mut runs = 0;
     for size in 1..=9 {
         for kind in Kind::ALL {
@@ -362,7 +362,7 @@ fn the_whole_product_for_one_to_nine_ranks() {
     assert!(runs > 1000);
 }
 
-/// Nobody is past a barrier that a rank has not come to.
+/// No rank passes a barrier that another rank has not reached.
 #[test]
 fn a_barrier_waits_for_every_rank() {
     for size in (2..=17).chain([31, 32, 33, 64]) {
@@ -389,7 +389,7 @@ fn a_barrier_waits_for_every_rank() {
 }
 
 #[test]
-fn a_leaf_of_one_tree_is_no_leaf_of_the_other() {
+fn a_leaf_of_one_tree_is_not_a_leaf_of_the_other() {
     for size in 2..=130 {
         for tree in [0, 1] {
             let mut reached = vec![false; size];

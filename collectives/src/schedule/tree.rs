@@ -6,18 +6,20 @@ use std::ops::Range;
 
 use super::{Builder, Finish, Operand, Place, Team, chunks};
 
-/// Where a member is in a tree. Members count from 0, the root; the trees are of members 1 to `size − 1`, in their order.
+/// The position of a member in a tree. Members count from 0, the root; the trees consist of members 1 to `size − 1`, in
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) parent: Option<usize>,
-    /// The children before and behind it in the order of the members.
+    /// The children before and after it in the order of the members.
     pub(crate) children: [Option<usize>; 2],
 }
 
 /// The position of `member` in tree 0 or 1.
 pub(crate) fn position(size: usize, member: usize, tree: usize) -> Position {
     let others = size - 1;
-    // In the first tree each is its own place; in the second places are moved so that odd ones, which are leaves, are even.
+    // In the first tree each member has its own place; in the second, places are shifted so that odd ones, which are
+    // leaves, become even.
     let place = |member: usize| match tree {
         0 => member,
         _ if others.is_multiple_of(2) => others + 1 - member,
@@ -51,7 +53,7 @@ pub(crate) fn position(size: usize, member: usize, tree: usize) -> Position {
     Position { parent: Some(parent), children: [before, behind] }
 }
 
-/// The place at the top of an in-order tree of places 1 to `others`.
+/// The top of an in-order tree of places 1 to `others`.
 fn top(others: usize) -> usize {
     1 << others.ilog2()
 }
@@ -60,8 +62,8 @@ fn trees(team: Team<'_>) -> [Position; 2] {
     [0, 1].map(|tree| position(team.size(), team.index(), tree))
 }
 
-/// Elements of all, reduced, in the output of member 0. Each member adds its own elements between those of the child before it
-/// and those of the child behind it; the root puts its own in front.
+/// The elements of all members, reduced, in the output of member 0. Each member adds its own elements between those of the
+/// child before it and those of the child after it; the root's own are first.
 pub(crate) fn reduce(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: usize, finish: Finish) {
     let room = |b: &mut Builder<'_>, position: &Position| {
         let is_inner = position.parent.is_some() && position.children != [None, None];
@@ -89,7 +91,7 @@ pub(crate) fn reduce(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: us
     }
 }
 
-/// As [`reduce`], and from there to the output of all.
+/// As [`reduce`], then from member 0 to the output of all.
 pub(crate) fn all_reduce(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: usize, finish: Finish) {
     let trees = trees(team);
     let all: Vec<Range<usize>> = chunks(0..len, b.chunk).collect();
@@ -111,7 +113,7 @@ pub(crate) fn all_reduce(b: &mut Builder<'_>, team: Team<'_>, source: Place, len
     }
 }
 
-/// Elements of `source` at member 0, in the output of all.
+/// Elements of `source` at member 0, in the output of all members.
 pub(crate) fn broadcast(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: usize) {
     let trees = trees(team);
     if team.index() == 0 {

@@ -196,7 +196,7 @@ mod tests {
         costs
     }
 
-    /// Against all orders, one by one.
+    /// Compares with all orders, one by one.
     #[test]
     fn no_order_is_better_than_the_exact_one() {
         fn best(costs: &[Vec<u64>], order: &mut Vec<usize>) -> u64 {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_is_once_in_an_order() {
+    fn each_rank_is_in_an_order_once() {
         let mut seed = Random::from_env("FERROCE_RING_SEED");
         for count in [1, 2, 12, 13, 40] {
             let costs = random(&mut seed, count);

@@ -15,7 +15,7 @@ fn found(placement: &Placement) -> Vec<(&'static str, &str)> {
     placement.warnings.iter().map(|warning| (warning.kind.name(), warning.subject.as_str())).collect()
 }
 
-/// The NICs are those that NVIDIA's guide gives to these GPUs.
+/// The NICs are those that NVIDIA's guide assigns to these GPUs.
 #[test]
 fn a_server_without_faults() {
     let host = read(DGX_H100);
@@ -35,7 +35,7 @@ fn a_server_without_faults() {
             && placement.rails_reason.contains("all have 400 Gb/s")
     );
     assert_eq!(placement.warnings, []);
-    // As the schedule has them: 7 members behind the root.
+    // As in the schedule: 7 members after the root.
     let parents = |tree: usize| -> Vec<Option<usize>> {
         (0..8).map(|rank| crate::schedule::position_in_tree(8, rank, tree).parent).collect()
     };
@@ -48,12 +48,12 @@ fn a_server_without_faults() {
 }
 
 #[test]
-fn what_costs_is_said_with_its_price() {
+fn costly_placements_are_reported_with_their_cost() {
     let host = read(DGX_A100_FAULTY);
     let placement = Placement::new(&host);
-    // GPUs of one socket follow each other, and of one node.
+    // GPUs of one socket are adjacent, and so are those of one node.
     assert_eq!(placement.ring.crossings, 2, "{:?}", placement.ring);
-    // Two GPUs below one switch have two NICs as near as each other: each takes one.
+    // Two GPUs below one switch have two equally near NICs: each uses one.
     let by_name = |name: &str| placement.ranks.iter().find(|rank| rank.name == name).unwrap();
     let rnic = |name: &str| by_name(name).nic_of(&host).unwrap().rnics[0].as_str();
     assert_eq!(["GPU 0", "GPU 1", "GPU 2", "GPU 3"].map(rnic), ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]);
@@ -101,7 +101,7 @@ fn without_a_gpu_each_nic_is_a_rank() {
 }
 
 #[test]
-fn an_interface_without_an_address_is_told() {
+fn an_interface_without_an_address_is_reported() {
     let mut host = read(VIRTUAL_MACHINE);
     host.nics[0].addresses = Some(Vec::new());
     let placement = Placement::new(&host);
@@ -111,7 +111,7 @@ fn an_interface_without_an_address_is_told() {
     assert_eq!(Placement::new(&host).warnings, []);
 }
 
-/// A card in a slot of an older generation, two ports behind one link, a slow link above, a port that is set to InfiniBand.
+/// A card in a slot of an older generation, two ports behind one link, a slow upstream link, a port set to InfiniBand.
 #[test]
 fn links_that_are_slower_than_their_ports() {
     let of = |edit: &dyn Fn(&Sysfs)| {
@@ -167,7 +167,7 @@ fn links_that_are_slower_than_their_ports() {
     let lanes = of(&|sysfs| {
         let gpu = "devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0/0000:1a:00.0/0000:1b:00.0";
         sysfs.write(format!("{gpu}/current_link_width"), "8");
-        // As an idle GPU has it, which is no fault.
+        // The speed of an idle GPU, which is not a problem.
         sysfs.write(format!("{gpu}/current_link_speed"), "2.5 GT/s PCIe");
     });
     assert!(
@@ -178,7 +178,7 @@ fn links_that_are_slower_than_their_ports() {
 }
 
 #[test]
-fn a_process_on_another_node_is_told() {
+fn a_process_on_another_node_is_reported() {
     let host = read(DGX_H100);
     let placement = Placement::new(&host);
     let check = |cpus: &str, rank| -> Vec<String> {
@@ -217,7 +217,7 @@ fn a_process_on_another_node_is_told() {
     );
 }
 
-/// Virtual functions are the card's, and what is far slower is for management.
+/// Virtual functions belong to the card, and a much slower NIC is for management.
 #[test]
 fn nics_that_do_not_count() {
     let sysfs = Sysfs::of(DGX_H100);

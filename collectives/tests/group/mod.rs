@@ -16,10 +16,10 @@ use ferroce_collectives::{
     Bootstrap, Buffer, Card, Collectives, Communicator, DataType, Error, Operation, Options, ReduceOp,
 };
 
-/// Nothing takes longer.
+/// The time limit of each test.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// Options for tests: a peer that is gone is noticed in 1 s, and small chunks make many.
+/// Options for tests: a lost peer is detected in 1 s, and chunks are small, so that there are many.
 pub(crate) fn options() -> Options {
     Options::default()
         .chunk_bytes(16 << 10)
@@ -29,8 +29,7 @@ pub(crate) fn options() -> Options {
         .stall_timeout(Duration::from_secs(30))
 }
 
-/// Runs `body` as every rank of `size`; what they return, by rank. Nothing takes longer than
-/// `limit`: a hang fails the test.
+/// Runs `body` as every rank of `size`, and returns the results by rank. Fails the test after `limit`.
 pub(crate) fn run<T, F>(size: u32, options: Options, loss: Option<u64>, limit: Duration, body: F) -> Vec<T>
 where
     T: Send + 'static,
@@ -68,7 +67,7 @@ where
     run_ranks(size, options, limit, open, body)
 }
 
-/// As [`run`], each rank on the device that `open` makes for it.
+/// As [`run`], each rank on the device that `open` opens for it.
 pub(crate) fn run_on<T, F>(
     size: u32,
     options: Options,
@@ -83,7 +82,7 @@ where
     run_ranks(size, options, limit, |rank| (open(rank), None), body)
 }
 
-/// As [`run`], each rank on the device and with the GPU that `open` makes for it.
+/// As [`run`], each rank on the device and with the GPU that `open` opens for it.
 pub(crate) fn run_ranks<T, F>(
     size: u32,
     options: Options,
@@ -114,7 +113,7 @@ where
             }
             .unwrap();
             let all = ranks.join(bootstrap, &options).unwrap();
-            // The receiver is gone if another rank has failed the test.
+            // The receiver no longer exists if another rank has failed the test.
             let _ = sender.send((rank, body(ranks, all)));
         });
     }
@@ -165,7 +164,7 @@ impl driver::Wrapper for Lossy {
     }
 }
 
-/// Another communicator of the ranks of `all`, in the same order, or the other way round.
+/// Another communicator of the ranks of `all`, in the same or in reverse order.
 pub(crate) fn join_again(
     ranks: &mut Collectives,
     all: Communicator,
@@ -189,7 +188,7 @@ pub(crate) fn join_again(
     ranks.join_with(rank, &cards, options)
 }
 
-/// The elements of a rank in a call, small integers, which f32 sums up exactly in any order.
+/// The elements of a rank in a call: small integers, whose sums are exact in f32 in any order.
 pub(crate) fn element(rank: u32, call: usize, index: usize) -> i32 {
     let mixed = (index as u32 ^ rank << 20 ^ (call as u32) << 26).wrapping_mul(0x9e37_79b1);
     (mixed >> 16) as i32 - 0x8000
@@ -201,7 +200,7 @@ pub(crate) fn fill(ranks: &mut Collectives, buffer: Buffer, elements: impl Itera
     ranks.write(buffer, 0, &bytes).unwrap();
 }
 
-/// Replaces elements by their sums.
+/// Replaces elements by their sums over all ranks.
 pub(crate) fn sum(
     ranks: &mut Collectives,
     all: Communicator,
@@ -212,10 +211,10 @@ pub(crate) fn sum(
     ranks.run(all, &Operation::all_reduce(buffer, buffer, count, data_type, ReduceOp::Sum))
 }
 
-/// An element with this value, as it lies in memory.
+/// The bytes of an element with this value.
 type Encode = fn(i32) -> [u8; 4];
 
-/// All-reduces `counts` one after the other, in two types, and checks every element, and the one behind the last.
+/// All-reduces `counts` elements one after the other, in two types, and checks every element, and the one after the last.
 pub(crate) fn check_sums(ranks: &mut Collectives, all: Communicator, counts: &[usize]) {
     let (rank, size) = (all.rank(), all.size());
     let longest = counts.iter().max().unwrap() + 1;

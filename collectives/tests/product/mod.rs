@@ -1,4 +1,4 @@
-//! Every operation, in place and not, of all lengths at which something changes, against plain loops.
+//! Every operation, in place or not, of all lengths at which the behaviour changes, compared with plain loops.
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
@@ -10,7 +10,7 @@ use crate::group::options;
 
 pub(crate) const CHUNK: usize = 4096;
 const EAGER: usize = 512;
-/// What is around inputs and outputs, and nobody may write.
+/// Guard bytes around inputs and outputs, which must not change.
 pub(crate) const GUARD: usize = 24;
 const TYPES: [DataType; 3] = [DataType::I32, DataType::U8, DataType::F64];
 const REDUCTIONS: [fn(u32) -> Reduction; 6] = [
@@ -32,15 +32,15 @@ pub(crate) fn counts(data_type: DataType) -> Vec<usize> {
     vec![0, 1, 3, eager - 1, eager, eager + 1, chunk - 1, chunk, chunk + 1, 3 * chunk + 5]
 }
 
-/// One operation of all ranks.
+/// An operation of all ranks.
 #[derive(Clone, Debug)]
 struct Case {
     kind: Kind,
     size: usize,
     data_type: DataType,
-    /// Which of [`REDUCTIONS`].
+    /// An index into [`REDUCTIONS`].
     reduction: usize,
-    /// The elements, or those of each block.
+    /// The number of elements, in total or in each block.
     count: usize,
     differ: bool,
     root: usize,
@@ -49,7 +49,7 @@ struct Case {
 }
 
 impl Case {
-    /// Elements of a block: of rank `rank`'s; in an all-to-all, of what rank `from` has for it.
+    /// The number of elements of rank `rank`'s block; in an all-to-all, of the block from `from` to it.
     fn block(&self, from: usize, rank: usize) -> usize {
         let n = self.count;
         match (self.differ, self.kind) {
@@ -93,7 +93,7 @@ impl Case {
             match self.data_type {
                 DataType::U8 => random % 41,
                 DataType::I32 => random % 80_000_001 - 40_000_000,
-                // Products are exact, and none is a zero, which would have a sign.
+                // Products are exact, and none is zero, which would have a sign.
                 _ => random % 600 * 2 - 599,
             }
         };
@@ -108,7 +108,7 @@ impl Case {
         }
     }
 
-    /// What becomes of one element of each rank.
+    /// The result for one element of each rank.
     fn reduce(&self, values: impl Iterator<Item = i64>) -> Vec<u8> {
         let of_ranks: Vec<i64> = values.collect();
         let sum: i64 = of_ranks.iter().sum();
@@ -154,7 +154,7 @@ impl Case {
         }
     }
 
-    /// Carries it out and checks all bytes.
+    /// Executes it and checks all bytes.
     fn check(&self, ranks: &mut Collectives, all: Communicator, buffer: Buffer, algorithm: &str) {
         let rank = all.rank() as usize;
         let element = self.data_type.size();
@@ -219,7 +219,7 @@ fn differs(kind: Kind) -> bool {
     matches!(kind, K::ReduceScatter | K::AllGather | K::AllToAll | K::Gather | K::Scatter)
 }
 
-/// All operations of all ranks by one algorithm, or by the communicator's choice.
+/// All operations of all ranks with one algorithm, or with the communicator's choice.
 pub(crate) fn check_all(
     ranks: &mut Collectives,
     all: Communicator,
@@ -257,7 +257,7 @@ pub(crate) fn check_all(
     }
 }
 
-/// Bytes of a buffer for all that [`check_all`] does.
+/// Bytes of a buffer for [`check_all`].
 pub(crate) fn room() -> usize {
     2 * 6 * (3 * CHUNK + 64) + 3 * GUARD
 }

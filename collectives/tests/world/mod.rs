@@ -40,7 +40,7 @@ impl World {
         World { network, ranks, now: Nanos(0) }
     }
 
-    /// Each rank's part of an operation, to its end. Returns the time that it took.
+    /// Executes each rank's part of an operation. Returns the duration.
     pub(crate) fn run(&mut self, operation: impl Fn(usize, Communicator) -> Operation) -> Duration {
         let start = self.now;
         let mut requests: Vec<Option<Request>> = Vec::new();
@@ -66,8 +66,7 @@ impl World {
         self.now.since(start)
     }
 
-    /// To the next moment at which anything can happen: nothing does before a frame arrives or a timer runs out. Not beyond
-    /// `limit`.
+    /// Advances to the next event, the arrival of a frame or the expiry of a timer. Not beyond `limit`.
     pub(crate) fn advance(&mut self, limit: Option<Nanos>) {
         let arrival = self.network.next_arrival();
         let timers = self.ranks.iter().filter_map(|(it, _)| it.next_timeout());

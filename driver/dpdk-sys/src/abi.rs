@@ -1,32 +1,32 @@
-//! The ABI of the shim, as in `shim.h`, which has the documentation.
+//! The ABI of the shim, as in `shim.h`, which documents it.
 
 #![allow(missing_docs, reason = "shim.h says what each is")]
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-/// Counts the changes of this file.
+/// The version of this file.
 pub const ABI: u32 = 1;
 /// Bytes for the name of a port, with its NUL.
 pub const NAME_SIZE: usize = 64;
-/// Bytes for what DPDK keeps beside a payload that stays where it is.
+/// Bytes for DPDK's data about a payload that is not copied.
 pub const SHARED_SIZE: usize = 32;
 
-/// A packet buffer of DPDK, whose layout is a matter of the shim.
+/// A packet buffer of DPDK. Only the shim knows its layout.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Mbuf {
     _opaque: [u8; 0],
 }
 
-/// A pool of packet buffers; likewise.
+/// A pool of packet buffers, opaque likewise.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Mempool {
     _opaque: [u8; 0],
 }
 
-/// A received frame: its first segment, and its whole length.
+/// A received frame: its first segment, and its total length.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
@@ -41,7 +41,7 @@ impl Default for Frame {
     }
 }
 
-/// What a port is.
+/// The properties of a port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PortInfo {
@@ -70,7 +70,7 @@ impl Default for PortInfo {
     }
 }
 
-/// How a port is configured.
+/// The configuration of a port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortSettings {
@@ -88,17 +88,17 @@ pub struct Losses {
     pub sent: u64,
 }
 
-/// Memory for what DPDK keeps beside a payload.
+/// Memory for DPDK's data about a payload.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shared {
     pub opaque: [u64; SHARED_SIZE / 8],
 }
 
-/// What DPDK calls when a payload has been sent.
+/// Called by DPDK when a payload has been sent.
 pub type Released = unsafe extern "C" fn(address: *mut c_void, pinned: *mut c_void);
 
-/// The table of the shim.
+/// The shim's table of functions.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Functions {
@@ -175,7 +175,8 @@ pub struct Functions {
     pub tx_burst: unsafe extern "C" fn(port: u16, queue: u16, mbufs: *mut *mut Mbuf, n: u16) -> u16,
 }
 
-// SAFETY: constant data of a library that stays loaded; every function is for any thread, as DPDK says of its own.
+// SAFETY: constant data of a library that stays loaded. Every function may be called by any thread, as documented by
+// DPDK.
 unsafe impl Send for Functions {}
 // SAFETY: as above.
 unsafe impl Sync for Functions {}

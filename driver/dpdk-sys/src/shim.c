@@ -17,7 +17,7 @@
 #include <rte_prefetch.h>
 #include <rte_version.h>
 
-/* rte_eth_conf has the MTU since 21.11; nothing older than Debian 12's was tried. */
+/* rte_eth_conf has the MTU since 21.11. The oldest release tested is that of Debian 12. */
 #if RTE_VERSION < RTE_VERSION_NUM(22, 11, 0, 0)
 #error "ferroce needs DPDK 22.11 or later"
 #endif
@@ -56,7 +56,7 @@ static void await_control(void)
 {
 	atomic_int flag = 0;
 
-	/* Alarms ring on that thread, behind what woke it before. */
+	/* Alarms run on that thread, after all earlier events. */
 	if (rte_eal_alarm_set(1, reached, &flag) != 0)
 		return;
 	while (!atomic_load(&flag))
@@ -185,7 +185,7 @@ static int port_hear_multicast(uint16_t port)
 	return rte_eth_allmulticast_enable(port);
 }
 
-/* A flow rule for one network protocol; returns whether the port has taken it. */
+/* Creates a flow rule for one network protocol. Returns whether the port has accepted it. */
 static int steer(uint16_t port, enum rte_flow_item_type network, uint16_t udp_port, uint16_t queues, uint64_t rss)
 {
 	const struct rte_flow_attr attributes = { .ingress = 1 };
@@ -326,7 +326,7 @@ static void chain(struct rte_mbuf *head, uint16_t head_length, struct rte_mbuf *
 	shared->free_cb = released;
 	shared->fcb_opaque = pinned;
 	rte_mbuf_ext_refcnt_set(shared, 1);
-	/* No IOVA: only ports whose driver copies with the processor gather. */
+	/* No IOVA: only ports whose driver copies with the CPU gather. */
 	rte_pktmbuf_attach_extbuf(payload, address, RTE_BAD_IOVA, length, shared);
 	payload->data_len = length;
 	payload->next = tail;

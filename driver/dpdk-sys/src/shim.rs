@@ -14,7 +14,7 @@ use crate::abi::{ABI, Functions};
 /// The file of the shim.
 pub const SHIM: &str = "libferroce_dpdk.so";
 
-/// Why there is no shim: in the loader's words, with the remedy.
+/// The reason why the shim can't be loaded: the loader's message, with the remedy.
 #[derive(Clone, Debug)]
 pub struct LoadError(String);
 
@@ -26,11 +26,11 @@ impl fmt::Display for LoadError {
 
 impl Error for LoadError {}
 
-/// The functions of the shim, which is loaded at the first call and stays: beside the program, or where the system's
-/// loader looks (`LD_LIBRARY_PATH`, `/etc/ld.so.conf`).
+/// The functions of the shim. The first call loads it from the directory of the program, or from the paths of the
+/// system's loader (`LD_LIBRARY_PATH`, `/etc/ld.so.conf`). It stays loaded.
 ///
 /// # Errors
-/// There is no shim, the system has no DPDK that it can use, or it is of another release of ferroce.
+/// If there is no shim, if the system has no suitable DPDK, or if the shim is of another release of ferroce.
 pub fn load() -> Result<&'static Functions, LoadError> {
     static LOADED: OnceLock<&'static Functions> = OnceLock::new();
     if let Some(functions) = LOADED.get() {
@@ -43,21 +43,21 @@ pub fn load() -> Result<&'static Functions, LoadError> {
 fn find() -> Result<&'static Functions, LoadError> {
     let beside = beside_the_program().filter(|path| path.exists());
     let file = beside.map_or_else(|| OsString::from(SHIM), PathBuf::into_os_string);
-    // All of its symbols now: a DPDK that lacks one is found out here and not in a burst.
-    // SAFETY: the shim and DPDK run constructors that only register themselves.
+    // Resolves all symbols now, so that a missing one of DPDK is detected here and not in a burst.
+    // SAFETY: the constructors of the shim and of DPDK only register them.
     let library = unsafe { unix::Library::open(Some(&file), unix::RTLD_NOW | unix::RTLD_LOCAL) };
     let library = Library::from(library.map_err(|error| missing(&error))?);
-    // SAFETY: this symbol is such a table in every release: the first two fields stay where they are.
+    // SAFETY: this symbol is such a table in every release: the first two fields are never moved.
     let found = unsafe { library.get::<*const Functions>(b"ferroce_dpdk\0") };
     let table = *found.map_err(|error| foreign(&file, &said(&error)))?;
-    // SAFETY: the table is there as long as the library, and begins with these fields.
+    // SAFETY: the table exists as long as the library, and begins with these fields.
     let (abi, size) = unsafe { ((*table).abi, (*table).size) };
     if abi != ABI || size as usize != size_of::<Functions>() {
         return Err(foreign(&file, &format!("it has ABI {abi} with {size} bytes")));
     }
     // DPDK keeps threads, and pointers into the shim.
     mem::forget(library);
-    // SAFETY: a table of this layout, constant, in a library that stays.
+    // SAFETY: a constant table with this layout, in a library that stays loaded.
     Ok(unsafe { &*table })
 }
 
@@ -83,7 +83,7 @@ fn foreign(file: &OsString, why: &str) -> LoadError {
     ))
 }
 
-/// The loader's own words.
+/// The loader's message.
 fn said(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -1,4 +1,4 @@
-//! The declarations by hand are those of `shim.h`: a C compiler prints where each field is.
+//! The hand-written declarations match `shim.h`: a C compiler prints the offset of each field.
 use std::path::Path;
 
 use ferroce_dpdk_sys::abi::{ABI, NAME_SIZE, SHARED_SIZE};

@@ -1,5 +1,5 @@
-//! What is said where there is no shim, none that serves, or no DPDK behind it. A program loads once, so each case is
-//! a process of its own: this program again, as a copy with the shim beside it.
+//! The errors without a shim, with an unsuitable one, or without DPDK. A program loads the shim once, so each case is a
+//! process of its own: a copy of this program with the shim in its directory.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn a_shim_of_another_release() {
 #[test]
 fn no_dpdk_behind_the_shim() {
     let scratch = Scratch::new("behind");
-    // A library that goes again once the shim has been linked with it.
+    // A library that is removed after the shim has been linked with it.
     let librte = scratch.0.join("librte_of_tests.so.1");
     scratch.compile_to(&librte, "int rte_of_tests;", &["-Wl,-soname,librte_of_tests.so.1"]);
     scratch
@@ -49,7 +49,7 @@ fn no_dpdk_behind_the_shim() {
     assert!(said.contains("needs DPDK 22.11 or later on this system"), "{said}");
 }
 
-/// Not a test: what the process of one does.
+/// Not a test: the code of such a process.
 #[test]
 fn role() {
     if env::var_os(ROLE).is_some() {
@@ -57,15 +57,15 @@ fn role() {
     }
 }
 
-/// A folder with a copy of this program.
+/// A directory with a copy of this program.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Scratch {
         let folder = env::temp_dir().join(format!("ferroce-loading-{name}-{}", process::id()));
         fs::create_dir(&folder).unwrap();
-        // Not by this process: a child that another test forks meanwhile would hold the copy open for writing, and then it
-        // can't be run ("Text file busy").
+        // Copied by another process: if this process wrote the copy, a child forked by another test could have it open
+        // for writing, and then it can't be executed ("Text file busy").
         let program = env::current_exe().unwrap();
         assert!(Command::new("cp").arg(program).arg(folder.join("program")).status().unwrap().success());
         Scratch(folder)
@@ -87,7 +87,7 @@ impl Scratch {
         assert!(compiler.unwrap().success());
     }
 
-    /// What the program says there, without what the system's loader would find elsewhere.
+    /// The program's output there, without shims from the paths of the system's loader.
     fn load(&self) -> String {
         let output = Command::new(self.0.join("program"))
             .args(["--exact", "role", "--nocapture"])

@@ -1,12 +1,12 @@
 //! The part of libxdp that xsk-rs calls, declared by hand.
 //!
-//! The crate of this name on crates.io compiles libxdp and libbpf, their BPF programs with clang, and makes these
-//! declarations with bindgen: a C++ compiler's worth of packages, two versions of LLVM where another program has brought
-//! one, and a minute of processor time. ferroce loads a program of its own, so all that xsk-rs needs of libxdp are two
-//! objects and the rings. Debian's libxdp-dev has them; the functions of the rings, which are inline in C, are here.
+//! The crate of this name on crates.io compiles libxdp and libbpf, their BPF programs with clang, and generates these
+//! declarations with bindgen. This needs the packages of a C++ compiler, possibly a second version of LLVM, and a
+//! minute of CPU time. ferroce loads its own XDP program, so xsk-rs needs only two objects of libxdp and the rings.
+//! Debian's libxdp-dev has the objects; the functions of the rings, which are inline in C, are here.
 //!
-//! Only builds in this workspace use this crate (`[patch.crates-io]`). ferroce as a dependency, or installed by
-//! `cargo install`, is built with the one on crates.io.
+//! Only builds in this workspace use this crate (`[patch.crates-io]`). ferroce as a dependency, or installed by `cargo
+//! install`, is built with the crate on crates.io.
 
 #![expect(non_snake_case, reason = "the names are those of libxdp")]
 #![allow(missing_docs, reason = "xdp/xsk.h and linux/if_xdp.h say what each is")]
@@ -53,7 +53,7 @@ pub struct xsk_umem_config {
 pub struct xsk_socket_config {
     pub rx_size: u32,
     pub tx_size: u32,
-    /// bindgen's name of a field without one.
+    /// bindgen's name of an unnamed field.
     pub __bindgen_anon_1: xsk_socket_config__bindgen_ty_1,
     pub xdp_flags: u32,
     pub bind_flags: u16,

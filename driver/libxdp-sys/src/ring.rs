@@ -1,17 +1,17 @@
-//! The rings that the kernel and a program share. One side alone writes the producer's index, the other the consumer's;
-//! each keeps a copy of both, and looks at the other's only when its copy says that the ring is full or empty.
+//! The rings shared by the kernel and a program. One side writes the producer's index, the other the consumer's. Each
+//! keeps a copy of both, and reads the other's index only when the ring is full or empty according to its copy.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{XDP_RING_NEED_WAKEUP, xdp_desc};
 
-/// Where a program gives the kernel descriptors: fill ring, TX ring.
+/// A ring in which a program passes descriptors to the kernel: fill ring, TX ring.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct xsk_ring_prod {
     pub cached_prod: u32,
-    /// The consumer's index plus `size`, which saves an addition where the free entries are counted.
+    /// The consumer's index plus `size`, which saves an addition when counting free entries.
     pub cached_cons: u32,
     pub mask: u32,
     pub size: u32,
@@ -21,7 +21,7 @@ pub struct xsk_ring_prod {
     pub flags: *mut u32,
 }
 
-/// Where the kernel gives a program descriptors: completion ring, RX ring.
+/// A ring in which the kernel passes descriptors to a program: completion ring, RX ring.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct xsk_ring_cons {
@@ -35,18 +35,18 @@ pub struct xsk_ring_cons {
     pub flags: *mut u32,
 }
 
-/// The index that is shared with the kernel.
+/// An index shared with the kernel.
 ///
 /// # Safety
-/// It is that of a ring that is mapped.
+/// It must be the index of a mapped ring.
 unsafe fn shared<'a>(index: *mut u32) -> &'a AtomicU32 {
-    // SAFETY: a ring's index is an aligned word of its mapping, and all who share it read and write it whole.
+    // SAFETY: a ring's index is an aligned word of its mapping, and all its users access it as a whole.
     unsafe { AtomicU32::from_ptr(index) }
 }
 
 #[inline]
 pub unsafe fn xsk_prod_nb_free(r: *mut xsk_ring_prod, nb: u32) -> u32 {
-    // SAFETY: the caller has the ring to itself, and libxdp has set it up.
+    // SAFETY: only the caller uses the ring, and libxdp has set it up.
     unsafe {
         let ring = &mut *r;
         if ring.cached_cons.wrapping_sub(ring.cached_prod) < nb {
@@ -70,7 +70,7 @@ pub unsafe fn xsk_cons_nb_avail(r: *mut xsk_ring_cons, nb: u32) -> u32 {
 
 #[inline]
 pub unsafe fn xsk_ring_prod__reserve(prod: *mut xsk_ring_prod, nb: u32, idx: *mut u32) -> u32 {
-    // SAFETY: as in `xsk_prod_nb_free`; the caller's `idx` is a word of its own.
+    // SAFETY: as in `xsk_prod_nb_free`. `idx` points to a word of the caller.
     unsafe {
         if xsk_prod_nb_free(prod, nb) < nb {
             return 0;
@@ -81,10 +81,10 @@ pub unsafe fn xsk_ring_prod__reserve(prod: *mut xsk_ring_prod, nb: u32, idx: *mu
     nb
 }
 
-/// Behind it the kernel may read what was written into the entries.
+/// Afterwards the kernel may read the entries.
 #[inline]
 pub unsafe fn xsk_ring_prod__submit(prod: *mut xsk_ring_prod, nb: u32) {
-    // SAFETY: as in `xsk_prod_nb_free`; only this side writes the index.
+    // SAFETY: as in `xsk_prod_nb_free`. Only this side writes the index.
     unsafe {
         let index = shared((*prod).producer);
         index.store(index.load(Ordering::Relaxed).wrapping_add(nb), Ordering::Release);
@@ -110,7 +110,7 @@ pub unsafe fn xsk_ring_cons__cancel(cons: *mut xsk_ring_cons, nb: u32) {
     unsafe { (*cons).cached_cons = (*cons).cached_cons.wrapping_sub(nb) }
 }
 
-/// Behind it the kernel may write the entries again.
+/// Afterwards the kernel may write the entries again.
 #[inline]
 pub unsafe fn xsk_ring_cons__release(cons: *mut xsk_ring_cons, nb: u32) {
     // SAFETY: as in `xsk_ring_prod__submit`.
@@ -129,7 +129,7 @@ pub unsafe fn xsk_ring_prod__needs_wakeup(r: *const xsk_ring_prod) -> c_int {
 
 #[inline]
 pub unsafe fn xsk_ring_prod__fill_addr(fill: *mut xsk_ring_prod, idx: u32) -> *mut u64 {
-    // SAFETY: the mask keeps it inside the ring, whose entries are these.
+    // SAFETY: the mask keeps the index inside the ring, which has entries of this type.
     unsafe { (*fill).ring.cast::<u64>().add((idx & (*fill).mask) as usize) }
 }
 

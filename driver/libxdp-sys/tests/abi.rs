@@ -1,4 +1,4 @@
-//! The declarations by hand are those of the system's libxdp and kernel headers.
+//! The hand-written declarations match the system's libxdp and kernel headers.
 #![cfg(feature = "use_cc_build")]
 
 use std::path::Path;
@@ -30,6 +30,6 @@ fn every_field_is_where_c_has_it() {
         program += &format!("printf(\"{name} %u\\n\", {name});\n");
         here += &format!("{name} {value}\n");
     }
-    // The headroom of a packet is in linux/bpf.h, and linux/if_xdp.h in xdp/xsk.h.
+    // The headroom of a packet is defined in linux/bpf.h; xdp/xsk.h includes linux/if_xdp.h.
     assert_eq!(printed(Path::new("/usr/include"), &["xdp/xsk.h", "linux/bpf.h"], &program), here);
 }

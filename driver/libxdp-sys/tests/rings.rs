@@ -1,4 +1,4 @@
-//! The functions of the rings do what libxdp's own do, over rings that wrap around, are full and are empty.
+//! The functions of the rings behave like those of libxdp, with rings that wrap around, are full and are empty.
 #![cfg(feature = "use_cc_build")]
 
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use std::ptr;
 use ferroce_driver_test_support::random::Random;
 use libxdp_sys::*;
 
-/// libxdp's, which it has beside the inline ones of its header.
+/// The functions of libxdp, which it exports in addition to the inline ones of its header.
 mod c {
     use libxdp_sys::{xdp_desc, xsk_ring_cons, xsk_ring_prod};
 
@@ -28,7 +28,7 @@ mod c {
     }
 }
 
-/// What a ring shares with the kernel.
+/// The memory that a ring shares with the kernel.
 struct Mapped {
     producer: Cell<u32>,
     consumer: Cell<u32>,
@@ -52,7 +52,7 @@ macro_rules! ring {
     };
 }
 
-/// Both results, which must be equal.
+/// Calls both functions, and checks that their results are equal.
 macro_rules! both {
     ($name:ident($ours:expr, $theirs:expr $(, $argument:expr)*)) => {{
         // SAFETY: the rings are set up as libxdp does it, and only this thread has them.
@@ -115,7 +115,7 @@ fn functions_of_rings_do_what_those_of_libxdp_do() {
                 peeked = 0;
             }
             7 => {
-                // The kernel takes what was submitted, and gives what there is room for.
+                // The kernel takes the submitted descriptors, and adds as many as there is room for.
                 let taken = n.min(tx.producer.get().wrapping_sub(tx.consumer.get()));
                 let given = n.min(SIZE - rx.producer.get().wrapping_sub(rx.consumer.get()));
                 for tx in [&tx, &c_tx] {

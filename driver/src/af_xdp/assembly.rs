@@ -1,8 +1,8 @@
 //! Joining the descriptors of one received frame.
 //!
-//! The kernel takes chunks in the order in which they come back to it, so the pieces of a frame almost always lie in
+//! The kernel takes chunks in the order in which it gets them back, so the pieces of a frame are almost always in
 //! neighbouring chunks, with the headroom of one chunk between them. Then a later piece, which is the shorter one, is
-//! moved down by these 256 bytes, behind the piece before it. If the chunks are not neighbours, or a burst ends between
+//! moved down by these 256 bytes, to the end of the piece before it. If the chunks are not neighbours, or a burst ends between
 //! them, the frame is copied as a whole.
 
 use xsk_rs::umem::frame::FrameDesc;
@@ -23,12 +23,11 @@ pub(super) struct Assembly {
 enum State {
     /// The next descriptor begins a frame.
     Between,
-    /// `len` bytes lie in a row in the UMEM from `start` on. The last piece ended at `end` before
-    /// it moved.
+    /// `len` contiguous bytes are in the UMEM, beginning at `start`. The last piece ended at `end` before it was moved.
     InPlace { start: usize, len: usize, end: usize },
     /// `len` bytes are in the buffer.
     Copied { len: usize },
-    /// The frame is larger than any should be, or lacks a piece; its rest is being skipped.
+    /// The frame is too large, or a piece of it is missing. The rest of it is skipped.
     Skipped,
 }
 
@@ -38,11 +37,10 @@ impl Assembly {
         Assembly { state: State::Between, buffer: vec![0; max_frame].into(), chunk_size, dropped: 0 }
     }
 
-    /// Takes the next piece; gives the frame when it is whole.
+    /// Adds the next piece. Returns the frame when it is complete.
     ///
     /// # Safety
-    /// The kernel must have handed over the descriptor's chunk, and get it back only after
-    /// [`Assembly::let_go`].
+    /// The kernel must have handed over the descriptor's chunk, and must not get it back before [`Assembly::let_go`].
     pub(super) unsafe fn add<'a>(
         &'a mut self,
         frames: &'a mut Frames,
@@ -59,13 +57,13 @@ impl Assembly {
                 let neighbour = end % self.chunk_size == 0 && addr == end + XDP_HEADROOM;
                 if neighbour && so_far + len <= self.buffer.len() {
                     let offset = addr - start;
-                    // SAFETY: from `start` to the end of this piece are the chunks of this frame,
-                    // all of which are ours.
+                    // SAFETY: the bytes from `start` to the end of this piece are chunks of this frame, and the kernel
+                    // has none of them.
                     let row = unsafe { frames.bytes_mut(start, offset + len) };
                     row.copy_within(offset.., so_far);
                     State::InPlace { start, len: so_far + len, end: addr + len }
                 } else {
-                    // SAFETY: the chunks of this frame are ours.
+                    // SAFETY: the kernel has none of this frame's chunks.
                     unsafe { self.copy_out(frames) };
                     // SAFETY: as above.
                     self.append(unsafe { frames.bytes(addr, len) })
@@ -80,7 +78,7 @@ impl Assembly {
         }
         match std::mem::replace(&mut self.state, State::Between) {
             State::InPlace { start, len, .. } if len <= self.buffer.len() => {
-                // SAFETY: the chunks of this frame are ours.
+                // SAFETY: the kernel has none of this frame's chunks.
                 Some(unsafe { frames.bytes(start, len) })
             }
             State::Copied { len } => Some(&self.buffer[..len]),
@@ -91,7 +89,7 @@ impl Assembly {
         }
     }
 
-    /// Takes note of a piece that can't be used: its frame is dropped.
+    /// Skips an unusable piece: its frame is dropped.
     pub(super) fn skip(&mut self, piece: &FrameDesc) {
         self.state = State::Skipped;
         if !piece.has_more_frames() {
@@ -100,27 +98,27 @@ impl Assembly {
         }
     }
 
-    /// Saves what has come of a frame, for its chunks go back to the kernel now.
+    /// Copies the received part of an incomplete frame, because its chunks are given back to the kernel now.
     ///
     /// # Safety
-    /// They must not have gone back yet.
+    /// The kernel must not have got them back yet.
     pub(super) unsafe fn let_go(&mut self, frames: &Frames) {
         // SAFETY: the caller keeps the contract.
         unsafe { self.copy_out(frames) };
     }
 
-    /// Whether the next descriptor goes on with a frame.
+    /// Whether the next descriptor continues a frame.
     pub(super) fn under_way(&self) -> bool {
         !matches!(self.state, State::Between)
     }
 
-    /// Frames dropped because they were too large, or lacked a piece.
+    /// Frames dropped because they were too large or incomplete.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
 
     /// # Safety
-    /// The chunks of the frame under way must be ours.
+    /// The kernel must have none of the incomplete frame's chunks.
     unsafe fn copy_out(&mut self, frames: &Frames) {
         if let State::InPlace { start, len, .. } = self.state {
             self.state = State::Copied { len: 0 };
@@ -177,8 +175,8 @@ mod tests {
             }
         }
 
-        /// Writes a frame as the kernel does, into these chunks, and adds it piece by piece; with
-        /// `bursts`, each piece is in a burst of its own.
+        /// Writes a frame into these chunks as the kernel does, and adds it piece by piece. With `bursts`, each piece
+        /// is in a burst of its own.
         fn add(&mut self, len: usize, chunks: &[usize], bursts: bool) -> Option<Vec<u8>> {
             for (i, chunk) in chunks.iter().enumerate() {
                 let mut piece = self.chunks[*chunk];
@@ -200,7 +198,7 @@ mod tests {
                 if bursts {
                     // SAFETY: as above.
                     unsafe { self.assembly.let_go(&self.frames) };
-                    // SAFETY: as above; the chunk is the kernel's now, which overwrites it.
+                    // SAFETY: as above. The chunk is the kernel's now, which overwrites it.
                     unsafe { self.frames.bytes_mut(piece.addr(), DATA) }.fill(0xee);
                 }
             }

@@ -1,10 +1,10 @@
 //! Attaching the XDP program to an interface, and detaching it.
 //!
-//! The program is attached through a BPF link, which lives as long as some process has it open. So the kernel detaches
-//! it when its last user ends, however that one ends.
+//! The program is attached through a BPF link. The kernel detaches it when the last process that has the link open
+//! ends, whether it returns, panics or is killed.
 //!
-//! Sockets on other queues of the interface, also those of other processes, join the link and its XSKMAP: they share
-//! one program and its maps. A program that is not ferroce's is never replaced.
+//! Sockets on other queues of the interface, including those of other processes, join the link and its XSKMAP: they
+//! share one program and its maps. A program of another owner is never replaced.
 
 use std::io;
 use std::net::IpAddr;
@@ -20,11 +20,11 @@ use crate::Error;
 use crate::holder::{self, Holder};
 use crate::netlink::{AttachedXdp, Interface, Netlink, XdpMode};
 
-/// The filter on an interface, held there by this value.
+/// The filter on an interface. It stays attached as long as this value exists.
 #[derive(Debug)]
 pub(super) struct Attachment {
     _link: OwnedFd,
-    /// Where each queue's packets may go to, in the order in which the program names its maps.
+    /// The map of destinations. This field and the next one are in the order of the program's maps.
     destinations: OwnedFd,
     xskmap: OwnedFd,
     pub(super) mode: XdpMode,
@@ -33,8 +33,8 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
-    /// Attaches the filter, native if the driver can, generic otherwise; or joins the one that
-    /// other ferroce sockets have attached to the interface.
+    /// Attaches the filter, native if the driver supports it, otherwise generic; or joins the filter that other ferroce
+    /// sockets have attached to the interface.
     pub(super) fn new(netlink: &Netlink, interface: &Interface, roce_v1: bool) -> Result<Attachment, Error> {
         for _ in 0..ATTEMPTS {
             let name = &interface.name;
@@ -55,17 +55,18 @@ impl Attachment {
         bpf::direct(&self.xskmap, queue, socket)
     }
 
-    /// Takes what comes on the queue for an address or a group: [`ALL`](super::filter::ALL) of it, or what `which` says.
+    /// Redirects packets to an address or a group from the queue: all of them ([`ALL`](super::filter::ALL)), or those
+    /// of `which`.
     pub(super) fn admit(&self, to: IpAddr, queue: u32, which: u8) -> io::Result<()> {
         bpf::insert(&self.destinations, &destination(to, queue), which)
     }
 
-    /// Leaves it to the kernel from now on.
+    /// Leaves packets to the address or group to the kernel from now on.
     pub(super) fn dismiss(&self, to: IpAddr, queue: u32) -> io::Result<()> {
         bpf::remove(&self.destinations, &destination(to, queue))
     }
 
-    /// `None` when another program got there first.
+    /// Returns `None` if another program was attached first.
     fn attach(interface: &Interface, roce_v1: bool) -> Result<Option<Attachment>, Error> {
         let os = |what| move |source| refused(what, interface, source);
         let xskmap = bpf::create_xskmap("ferroce_xsks", interface.rx_queues.max(MAP_ENTRIES))
@@ -98,8 +99,8 @@ impl Attachment {
         }
     }
 
-    /// Deals with a program that is already there: joins ours if it is alive, removes it if it was
-    /// left behind (then `None`), and refuses if it is somebody else's.
+    /// Handles a program that is already attached: joins it if it is ferroce's and in use, removes it if it was left
+    /// behind (and returns `None`), and refuses if it has another owner.
     fn take_over(
         netlink: &Netlink,
         interface: &Interface,
@@ -131,7 +132,7 @@ impl Attachment {
             });
         }
         let link = match bpf::link_of(xdp.program, interface.index) {
-            // Some link on the machine is in the making, maybe the one in question: look again.
+            // A BPF link on this machine, maybe the one in question, is being created: look again.
             Err(e) if is(&e, &[libc::EAGAIN]) => {
                 std::thread::sleep(Duration::from_millis(1));
                 return Ok(None);
@@ -146,7 +147,7 @@ impl Attachment {
                 info.name
             );
             return match netlink.replace_xdp(interface, xdp.mode, Some(program.as_fd()), None) {
-                // Already replaced, or it does hang on a link: look again.
+                // Already replaced, or attached through a link after all: look again.
                 Err(e) if is(&e, &[libc::EEXIST, libc::EBUSY]) => Ok(None),
                 Err(e) => Err(refused("detaching the XDP program left behind", interface, e)),
                 Ok(()) => Ok(None),
@@ -171,16 +172,16 @@ impl Attachment {
     }
 }
 
-/// How often another process may attach or detach between our look and our step.
+/// How often another process may attach or detach between the check and the action.
 const ATTEMPTS: u32 = 10;
-/// At least this many queues, so that a queue count raised later still fits.
+/// The least number of entries, so that a queue count raised later still fits.
 const MAP_ENTRIES: u32 = 64;
 /// Addresses and groups of all queues.
 const DESTINATIONS_MAX: u32 = 1 << 16;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
-/// The name by which a filter is recognised as ours (15 characters at most).
+/// The name by which a ferroce filter is recognised (15 characters at most).
 fn program_name(roce_v1: bool) -> &'static str {
     if roce_v1 { "ferroce_rx_v1" } else { "ferroce_rx" }
 }
@@ -205,14 +206,14 @@ mod tests {
     use super::super::bpf::Instruction;
     use super::*;
 
-    /// The interface has no program, at the latest after a second: a child that another test is
-    /// about to start holds a copy of each link until it runs its program.
+    /// Checks that the interface has no program, after a second at the latest: a child process that another test starts
+    /// holds a copy of each link until it executes its program.
     fn assert_bare(netlink: &Netlink) {
         let xdp = || netlink.interface(VETH).unwrap().xdp;
         until(Duration::from_secs(1), || xdp().is_none().then_some(()), || format!("the end of {:?}", xdp()));
     }
 
-    /// A program that passes everything, under any name.
+    /// A program that passes all packets, under the given name.
     fn program(name: &str) -> OwnedFd {
         let op = |code, immediate| Instruction { code, registers: 0, offset: 0, immediate };
         bpf::load_xdp(name, &[op(0xb7, 2), op(0x95, 0)]).unwrap()
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_program_is_named_and_stays() {
+    fn a_foreign_program_is_named_and_stays() {
         let Some(pair) = Namespaces::new(1500) else { return };
         pair.in_a(|| {
             let (netlink, interface) = veth();

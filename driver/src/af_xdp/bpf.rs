@@ -1,5 +1,5 @@
 //! The part of bpf(2) that is needed to load, attach and recognise an XDP program (`linux/bpf.h`). The attributes of
-//! each command are a prefix of `union bpf_attr`; the kernel takes what is missing as zero.
+//! each command are a prefix of `union bpf_attr`; the kernel takes missing ones as zero.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// Longest name of a program or map, without the NUL.
 const NAME: usize = 15;
 
-/// One eBPF instruction, as `struct bpf_insn` lies in memory.
+/// One eBPF instruction, in the layout of `struct bpf_insn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Instruction {
@@ -18,23 +18,24 @@ pub(super) struct Instruction {
     pub(super) immediate: i32,
 }
 
-/// What the kernel tells of a loaded program.
+/// The kernel's information about a loaded program.
 pub(super) struct ProgramInfo {
     pub(super) name: String,
     pub(super) maps: Vec<u32>,
 }
 
-/// An XSKMAP: from receive queue to AF_XDP socket.
+/// Creates an XSKMAP, which maps receive queues to AF_XDP sockets.
 pub(super) fn create_xskmap(name: &str, entries: u32) -> io::Result<OwnedFd> {
     create_map(BPF_MAP_TYPE_XSKMAP, name, (4, 4), entries, 0)
 }
 
-/// A map from keys of `N` bytes to one, with room for as many; memory is taken as they come.
+/// Creates a map of at most `entries` keys of `N` bytes to values of one byte. Memory is allocated when keys are
+/// inserted.
 pub(super) fn create_table<const N: usize>(name: &str, entries: u32) -> io::Result<OwnedFd> {
     create_map(BPF_MAP_TYPE_HASH, name, (N as u32, 1), entries, BPF_F_NO_PREALLOC)
 }
 
-/// `sizes` are those of keys and values.
+/// `sizes` are those of a key and a value.
 fn create_map(
     map_type: u32,
     name: &str,
@@ -63,27 +64,27 @@ fn create_map(
         numa_node: 0,
         name: padded(name),
     };
-    // SAFETY: the attributes hold no pointer.
+    // SAFETY: the attributes contain no pointer.
     let fd = unsafe { bpf(BPF_MAP_CREATE, attr) }?;
     Ok(owned(fd))
 }
 
-/// Directs a receive queue to a socket, in a map that [`create_xskmap`] made.
+/// Directs a receive queue to a socket in a map from [`create_xskmap`].
 pub(super) fn direct(xskmap: &OwnedFd, queue: u32, socket: RawFd) -> io::Result<()> {
     let socket = socket as u32;
-    // SAFETY: both pointers are to four bytes, the sizes that XSKMAPs have, and outlive the call.
+    // SAFETY: both pointers are to four bytes, the sizes of keys and values of an XSKMAP, and outlive the call.
     unsafe { change(BPF_MAP_UPDATE_ELEM, xskmap, (&raw const queue).cast(), (&raw const socket).cast()) }
 }
 
-/// Puts a key into a table that [`create_table`] made with the same `N`.
+/// Inserts a key into a table from [`create_table`] with the same `N`.
 pub(super) fn insert<const N: usize>(table: &OwnedFd, key: &[u8; N], value: u8) -> io::Result<()> {
     // SAFETY: the pointers are to as many bytes as the table's keys and values have, and outlive the call.
     unsafe { change(BPF_MAP_UPDATE_ELEM, table, key.as_ptr(), &raw const value) }
 }
 
-/// Takes a key out of a table that [`create_table`] made with the same `N`, if it is there.
+/// Removes a key, if it exists, from a table from [`create_table`] with the same `N`.
 pub(super) fn remove<const N: usize>(table: &OwnedFd, key: &[u8; N]) -> io::Result<()> {
-    // SAFETY: the pointer is to as many bytes as the table's keys have, and outlives the call; no value is read.
+    // SAFETY: the pointer is to as many bytes as the table's keys have, and outlives the call. No value is read.
     match unsafe { change(BPF_MAP_DELETE_ELEM, table, key.as_ptr(), std::ptr::null()) } {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other,
@@ -91,7 +92,7 @@ pub(super) fn remove<const N: usize>(table: &OwnedFd, key: &[u8; N]) -> io::Resu
 }
 
 /// # Safety
-/// The pointers must be valid for as many bytes as the map's keys and values have; a deletion reads no value.
+/// The pointers must be valid for the sizes of the map's keys and values. A deletion reads no value.
 unsafe fn change(command: i32, map: &OwnedFd, key: *const u8, value: *const u8) -> io::Result<()> {
     #[repr(C)]
     struct MapElement {
@@ -103,11 +104,11 @@ unsafe fn change(command: i32, map: &OwnedFd, key: *const u8, value: *const u8) 
     }
     let attr =
         MapElement { map: map.as_raw_fd() as u32, _pad: 0, key: key as u64, value: value as u64, flags: 0 };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { bpf(command, attr) }.map(drop)
 }
 
-/// Loads an XDP program that takes frames in several buffers (jumbo frames).
+/// Loads an XDP program that supports frames in several buffers (jumbo frames).
 pub(super) fn load_xdp(name: &str, instructions: &[Instruction]) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct ProgLoad {
@@ -124,7 +125,7 @@ pub(super) fn load_xdp(name: &str, instructions: &[Instruction]) -> io::Result<O
         ifindex: u32,
         expected_attach_type: u32,
     }
-    // bpf_redirect_map may be called under any license.
+    // bpf_redirect_map may be called by programs of any license.
     let license = c"Dual MIT/GPL";
     let attr = ProgLoad {
         prog_type: BPF_PROG_TYPE_XDP,
@@ -145,7 +146,7 @@ pub(super) fn load_xdp(name: &str, instructions: &[Instruction]) -> io::Result<O
     Ok(owned(fd))
 }
 
-/// Attaches a program to an interface for as long as the returned link is open somewhere.
+/// Attaches a program to an interface as long as any process has the returned link open.
 pub(super) fn attach_xdp(program: &OwnedFd, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct LinkCreate {
@@ -155,7 +156,7 @@ pub(super) fn attach_xdp(program: &OwnedFd, ifindex: u32, flags: u32) -> io::Res
         flags: u32,
     }
     let attr = LinkCreate { program: program.as_raw_fd() as u32, ifindex, attach_type: BPF_XDP, flags };
-    // SAFETY: the attributes hold no pointer.
+    // SAFETY: the attributes contain no pointer.
     let fd = unsafe { bpf(BPF_LINK_CREATE, attr) }?;
     Ok(owned(fd))
 }
@@ -169,7 +170,7 @@ pub(super) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
 }
 
 pub(super) fn program_info(program: &OwnedFd) -> io::Result<ProgramInfo> {
-    /// The head of `struct bpf_prog_info`.
+    /// The first fields of `struct bpf_prog_info`.
     #[repr(C)]
     #[derive(Default)]
     struct ProgInfo {
@@ -194,9 +195,9 @@ pub(super) fn program_info(program: &OwnedFd) -> io::Result<ProgramInfo> {
     Ok(ProgramInfo { name: unpadded(&info.name), maps: maps[..count].to_vec() })
 }
 
-/// The link by which `program` hangs on the interface, if it hangs on one.
+/// The link that attaches `program` to the interface, if any.
 pub(super) fn link_of(program: u32, ifindex: u32) -> io::Result<Option<OwnedFd>> {
-    /// The head of `struct bpf_link_info`, the XDP variant.
+    /// The first fields of `struct bpf_link_info`, the XDP variant.
     #[repr(C)]
     #[derive(Default)]
     struct LinkInfo {
@@ -212,7 +213,7 @@ pub(super) fn link_of(program: u32, ifindex: u32) -> io::Result<Option<OwnedFd>>
         id = next;
         let link = match by_id(BPF_LINK_GET_FD_BY_ID, id) {
             Ok(link) => link,
-            // Gone since it was listed.
+            // Removed since it was listed.
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => continue,
             Err(e) => return Err(e),
         };
@@ -246,24 +247,24 @@ const BPF_XDP: u32 = 37;
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 
 /// # Safety
-/// `attr` must be laid out as the command's part of `union bpf_attr`, and the pointers in it must
-/// be valid for what the command reads and writes.
+/// `attr` must have the layout of the command's part of `union bpf_attr`, and the pointers in it must be valid for all
+/// that the command reads and writes.
 unsafe fn bpf<T>(command: i32, mut attr: T) -> io::Result<i32> {
-    // SAFETY: pointer and size describe `attr`; the rest is the caller's promise.
+    // SAFETY: pointer and size describe `attr`; the rest is the caller's contract.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut attr, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 
 fn by_id(command: i32, id: u32) -> io::Result<OwnedFd> {
-    // SAFETY: the attributes (id, next id, open flags) hold no pointer.
+    // SAFETY: the attributes (id, next id, open flags) contain no pointer.
     let fd = unsafe { bpf(command, [id, 0, 0]) }?;
     Ok(owned(fd))
 }
 
 fn next_link(id: u32) -> io::Result<Option<u32>> {
-    // The answer comes back in the attributes, so they can't be passed by value.
+    // The result is returned in the attributes, so they can't be passed by value.
     let mut attr = [id, 0u32, 0];
-    // SAFETY: pointer and size describe `attr`, which holds no pointer.
+    // SAFETY: pointer and size describe `attr`, which contains no pointer.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_GET_NEXT_ID, attr.as_mut_ptr(), size_of_val(&attr)) };
     if result == 0 {
@@ -285,13 +286,13 @@ fn object_info<T>(object: &OwnedFd, info: &mut T) -> io::Result<()> {
         len: size_of::<T>() as u32,
         info: std::ptr::from_mut(info) as u64,
     };
-    // SAFETY: `info` is a prefix of the object's info structure with its length, and pointers in
-    // it are to arrays of the stated counts; both outlive the call.
+    // SAFETY: `info` is a prefix of the object's info structure and its length is passed. Pointers in it are to arrays
+    // of the stated counts. Both outlive the call.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, attr) }.map(drop)
 }
 
 fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just returned this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor, and it has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

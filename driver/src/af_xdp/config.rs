@@ -24,11 +24,11 @@ pub struct AfXdpConfig {
     /// Polls the device from `rx_burst` for up to this time instead of waiting for its interrupts. Helps if the device's
     /// interrupts are on the poll loop's core; has no effect on veth.
     pub busy_poll: Option<Duration>,
-    /// Whether other processes of this user may share the interface's addresses, with UDP sockets: then the port has only the
-    /// even queue pair numbers. Only a port on all queues shares them.
+    /// Whether other processes of this user may share the interface's addresses by UDP sockets. If so, this port has
+    /// only the even queue pair numbers. Only a port on all queues shares its addresses.
     pub sharing: bool,
-    /// Whether shared memory is used to processes of this user on addresses of this host; without it mail is used, which is slow.
-    /// It needs `sharing`.
+    /// Whether shared memory is used between processes of this user on addresses of this host. Without it, packets are
+    /// sent as mail, which is slow. It needs `sharing`.
     pub shared_memory: SharedMemory,
 }
 
@@ -72,12 +72,12 @@ impl AfXdpConfig {
         AfXdpConfig { busy_poll: busy_poll.into(), ..self }
     }
 
-    /// Others may share the interface's addresses; on by default.
+    /// Other processes may share the interface's addresses; on by default.
     pub fn sharing(self, sharing: bool) -> Self {
         AfXdpConfig { sharing, ..self }
     }
 
-    /// Shared memory is used to processes of this host; on by default.
+    /// Shared memory is used between processes of this host; on by default.
     pub fn shared_memory(self, shared_memory: SharedMemory) -> Self {
         AfXdpConfig { shared_memory, ..self }
     }

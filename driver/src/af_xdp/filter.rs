@@ -1,21 +1,21 @@
 //! The XDP program: it redirects RoCE packets for the port's own addresses and groups to the socket of their receive
 //! queue. Everything else is passed to the kernel.
 //!
-//! It is assembled here, instruction by instruction, so no compiler for eBPF is needed, neither at build time nor at
-//! run time. It is loaded with support for frags. It redirects
+//! It is assembled here, instruction by instruction, so no eBPF compiler is needed, neither at build time nor at run
+//! time. It is loaded with support for frags. It redirects
 //!
-//! - UDP to port 4791 over IPv4 with a header of 20 bytes, unless it is a fragment (RoCEv2 packets are none, and only
-//!   the kernel can reassemble fragments),
-//! - UDP to port 4791 over IPv6, where the UDP header is the first,
-//! - EtherType 0x8915 (RoCE v1), if that is on,
+//! - UDP to port 4791 over IPv4 with a header of 20 bytes, unless it is a fragment (RoCEv2 packets are never
+//!   fragmented, and only the kernel can reassemble fragments),
+//! - UDP to port 4791 over IPv6 without extension headers,
+//! - EtherType 0x8915 (RoCE v1), if enabled,
 //!
-//! each with or without one 802.1Q tag. IPv4 options are not followed: that takes arithmetic with packet pointers,
+//! each with or without one 802.1Q tag. IPv4 options are not followed: this needs arithmetic with packet pointers,
 //! which the verifier allows only with CAP_PERFMON, and RoCEv2 packets have no options.
 //!
-//! UDP is redirected only if the map of destinations has its address for that queue. The map has the addresses of the
-//! interface, those of `PacketDriver::admit`, and the groups; other addresses (of a bridge's guests, of a container)
-//! have other programs. If the port shares an address with UDP sockets, packets to odd queue pair numbers are passed to
-//! the sockets, except those to QP1 ([`slots`](crate::slots)).
+//! UDP is redirected only if its address is in the map of destinations for that queue. The map contains the addresses
+//! of the interface, those of `PacketDriver::admit`, and the groups. Other addresses, such as those of a bridge's
+//! guests or of a container, belong to other programs. If the port shares an address with UDP sockets, packets to odd
+//! queue pair numbers are passed to the sockets, except those to QP1 ([`slots`](crate::slots)).
 
 use std::net::IpAddr;
 
@@ -23,16 +23,15 @@ use super::bpf::Instruction;
 use crate::ROCE_PORT;
 use crate::slots::owner;
 
-/// What the map of destinations says of an address: all packets are the port's.
+/// The value of an address in the map of destinations if all packets to it are the port's.
 pub(super) const ALL: u8 = 1;
-/// Of an address that it shares: those to even queue pairs are, and those to QP1.
+/// The value of an address that the port shares: packets to even queue pair numbers and to QP1 are the port's.
 pub(super) const EVEN: u8 = 2;
 
-/// Bytes of a key in the map of destinations: an IPv6 address or an IPv4-mapped one, and a queue as the program
-/// has it.
+/// Bytes of a key in the map of destinations: an IPv6 or IPv4-mapped address, and a queue number in native byte order.
 pub(super) const DESTINATION: usize = 20;
 
-/// The key of an address or a group at a queue.
+/// The key of an address or a group on a queue.
 pub(super) fn destination(to: IpAddr, queue: u32) -> [u8; DESTINATION] {
     let address = match to {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -44,13 +43,13 @@ pub(super) fn destination(to: IpAddr, queue: u32) -> [u8; DESTINATION] {
     key
 }
 
-/// Builds the program around a map of [`destination`]s and an XSKMAP. Whoever joins a program finds its maps in the
-/// order in which they stand here.
+/// Builds the program with a map of [`destination`]s and an XSKMAP. A process that joins the program finds the maps in
+/// this order.
 pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
     let mut a = Assembler::default();
     let [tagged, ethertype, ipv4, ipv6, look, redirect, pass] = a.labels();
 
-    // R6 context, R2 start of the frame (moved on by a tag), R3 its end.
+    // R6: context; R2: start of the frame, advanced past a tag; R3: its end.
     a.move_register(R6, R1);
     a.load(WORD, R2, R1, XDP_MD_DATA);
     a.load(WORD, R3, R1, XDP_MD_DATA_END);
@@ -120,7 +119,7 @@ pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<
     a.place(redirect);
     a.load_map(R1, xskmap);
     a.load(WORD, R2, R6, XDP_MD_RX_QUEUE_INDEX);
-    a.move_immediate(R3, XDP_PASS); // where the queue has no socket
+    a.move_immediate(R3, XDP_PASS); // if the queue has no socket
     a.call(BPF_FUNC_REDIRECT_MAP);
     a.exit();
 
@@ -130,16 +129,16 @@ pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<
     a.finish()
 }
 
-/// Bytes of an Ethernet header; the load offsets above start before it, so that a tag only moves R2.
+/// Bytes of an Ethernet header. The load offsets above include it, so a tag only advances R2.
 const ETHERNET: i16 = 14;
 const UDP: i32 = 17;
-/// Where the BTH has the destination's queue pair, behind eight bits of something else.
+/// The offset of the destination queue pair in the BTH. The first 8 of its 32 bits are other fields.
 const QPN: i16 = 4;
 
 const XDP_PASS: i32 = 2;
 const BPF_FUNC_MAP_LOOKUP_ELEM: i32 = 1;
 const BPF_FUNC_REDIRECT_MAP: i32 = 51;
-/// Where the stack has the destination: its end is R10, and 8 bytes are stored at once.
+/// The stack offset of the key. The stack ends at R10, and stores are of up to 8 bytes.
 const KEY: i16 = -(DESTINATION.next_multiple_of(8) as i16);
 // Offsets in `struct xdp_md`.
 const XDP_MD_DATA: i16 = 0;
@@ -164,12 +163,12 @@ const DOUBLE_WORD: u8 = 0x18;
 const EQUAL: u8 = 0x10;
 const NOT_EQUAL: u8 = 0x50;
 
-/// A big-endian field of a packet, as a 16-bit load sees it.
+/// A big-endian field of a packet, as a 16-bit load returns it.
 fn be16(value: u16) -> i32 {
     i32::from(value.to_be())
 }
 
-/// The same of four bytes.
+/// The same for four bytes.
 fn be32(value: u32) -> i32 {
     value.to_be().cast_signed()
 }
@@ -181,9 +180,9 @@ struct Label(usize);
 #[derive(Default)]
 struct Assembler {
     code: Vec<Instruction>,
-    /// Where each label is, once placed.
+    /// The position of each label, once placed.
     places: Vec<Option<usize>>,
-    /// Jumps and the labels that they go to.
+    /// The jumps, and the labels that they jump to.
     jumps: Vec<(usize, Label)>,
 }
 
@@ -215,7 +214,7 @@ impl Assembler {
         self.push(0x61 | size, destination, source, offset, 0);
     }
 
-    /// Into the stack.
+    /// Stores to the stack.
     fn store(&mut self, size: u8, offset: i16, source: u8) {
         self.push(0x63 | size, R10, source, offset, 0);
     }
@@ -256,7 +255,7 @@ impl Assembler {
         self.push(0x05 | condition, register, 0, 0, value);
     }
 
-    /// Jumps unless at least `n` bytes follow R2. The verifier asks for it before each access.
+    /// Jumps unless at least `n` bytes follow R2. The verifier requires this before each access.
     fn require_bytes(&mut self, n: i16, otherwise: Label) {
         const GREATER_REGISTER: u8 = 0x2d;
         self.move_register(R4, R2);

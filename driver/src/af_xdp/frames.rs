@@ -11,16 +11,16 @@ use xsk_rs::config::UmemConfig;
 use xsk_rs::umem::frame::FrameDesc;
 use xsk_rs::umem::{Umem, UmemCreateError};
 
-/// The UMEM, seen as one block of bytes.
+/// The UMEM as one block of bytes.
 ///
-/// xsk-rs hands out one chunk at a time. A transmit slot of several chunks needs them as one
-/// buffer, because the length of a frame is known only when it has been written.
+/// xsk-rs returns one chunk at a time. A transmit slot of several chunks needs them as one buffer, because the length
+/// of a frame is known only when it has been written.
 #[derive(Debug)]
 pub(super) struct Frames {
     base: NonNull<u8>,
     len: usize,
-    /// Owns the mapping, all of whose pages are there from the start: xsk-rs maps with
-    /// `MAP_POPULATE`, and registration pins them.
+    /// Owns the mapping. All its pages exist from the start: xsk-rs maps with `MAP_POPULATE`, and registration pins
+    /// them.
     pub(super) umem: Umem,
     /// The page size of the mapping.
     pub(super) pages: Pages,
@@ -48,8 +48,7 @@ impl fmt::Display for Pages {
 unsafe impl Send for Frames {}
 
 impl Frames {
-    /// Registers `count` chunks, and lists them in the order of their addresses. They are on huge
-    /// pages if enough of those are free.
+    /// Registers `count` chunks and lists them in the order of their addresses. Uses huge pages if enough are free.
     pub(super) fn new(
         config: UmemConfig,
         count: NonZeroU32,
@@ -58,7 +57,7 @@ impl Frames {
         let len = count.get() as usize * config.frame_size().get() as usize;
         let why = match HugePages::read(&meminfo).for_mapping(len) {
             Ok((size, mapped)) => {
-                // Only whole huge pages can be unmapped again. Chunks past the last one stay unused.
+                // Only whole huge pages can be unmapped. Chunks beyond `count` stay unused.
                 let whole = u32::try_from(mapped / config.frame_size().get() as usize).ok();
                 match Umem::new(config, whole.and_then(NonZeroU32::new).unwrap_or(count), true) {
                     Ok((umem, mut chunks)) => {
@@ -75,21 +74,21 @@ impl Frames {
     }
 
     fn of(umem: Umem, chunks: Vec<FrameDesc>, len: usize, pages: Pages) -> (Frames, Vec<FrameDesc>) {
-        // SAFETY: the first chunk was just made, and the kernel does not have it yet.
+        // SAFETY: the chunk is new, and the kernel does not have it yet.
         let first = unsafe { umem.data(&chunks[0]) }.contents().as_ptr().addr() - chunks[0].addr();
-        // libxdp got the mapping's address by FFI, which exposes its provenance.
+        // libxdp got the mapping's address through FFI, which exposes its provenance.
         let base = std::ptr::with_exposed_provenance_mut(first);
         let base = NonNull::new(base).expect("a mapping is not at address 0");
         (Frames { base, len, umem, pages }, chunks)
     }
 
-    /// Asks for the first two cache lines at an address, which hold a frame's headers.
+    /// Prefetches the first two cache lines at an address, which contain a frame's headers.
     pub(super) fn prefetch(&self, address: usize) {
         assert!(address < self.len, "descriptor outside the UMEM");
         #[cfg(target_arch = "x86_64")]
         for line in [0, 64] {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch reads nothing, wherever it points.
+            // SAFETY: a prefetch accesses no memory, so any address is allowed.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().wrapping_add(address + line).cast()) };
         }
     }
@@ -97,11 +96,11 @@ impl Frames {
     /// The bytes of a received descriptor.
     ///
     /// # Safety
-    /// The kernel must have handed over the chunks that hold these bytes, and not have got them
-    /// back.
+    /// The kernel must have handed over the chunks of these bytes, and must not have got them back.
     pub(super) unsafe fn bytes(&self, address: usize, len: usize) -> &[u8] {
         assert!(address.checked_add(len).is_some_and(|end| end <= self.len), "descriptor outside the UMEM");
-        // SAFETY: in bounds, mapped while `umem` lives; not written meanwhile, says the caller.
+        // SAFETY: in bounds, and mapped as long as `umem` exists. The caller guarantees that nothing writes them
+        // meanwhile.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(address), len) }
     }
 
@@ -116,7 +115,7 @@ impl Frames {
     }
 }
 
-/// The transmit side's chunks: slots of one or more neighbouring chunks, a frame each.
+/// The transmit side's chunks: slots of one or more neighbouring chunks, one slot for each frame.
 #[derive(Debug)]
 pub(super) struct TxSlots {
     chunks: Box<[FrameDesc]>,
@@ -124,9 +123,9 @@ pub(super) struct TxSlots {
     chunk_size: usize,
     /// Data bytes of a chunk, after the headroom that the kernel keeps for XDP.
     chunk_data: usize,
-    /// Free slots, the last used on top: its memory is still in the cache.
+    /// Free slots. The slot used last is on top, because its memory is still in the cache.
     free: Vec<usize>,
-    /// The chunks of each slot that the kernel has, one bit each.
+    /// The chunks of each slot that the kernel has, as a bit mask.
     in_flight: Box<[u8]>,
 }
 
@@ -134,7 +133,7 @@ pub(super) struct TxSlots {
 pub(super) const CONTINUED: u32 = 1;
 
 impl TxSlots {
-    /// Slots made of `chunks`, which are the first ones of the UMEM.
+    /// Makes slots of `chunks`, the first chunks of the UMEM.
     pub(super) fn new(chunks: &[FrameDesc], chunks_per_slot: usize, config: UmemConfig) -> TxSlots {
         let slots = chunks.len() / chunks_per_slot;
         TxSlots {
@@ -152,7 +151,7 @@ impl TxSlots {
         self.free.last().copied()
     }
 
-    /// The buffer of a free slot: `len` bytes in a row.
+    /// The buffer of a free slot: `len` contiguous bytes.
     pub(super) fn buffer<'a>(&self, slot: usize, frames: &'a mut Frames, len: usize) -> &'a mut [u8] {
         debug_assert_eq!(self.in_flight[slot], 0);
         let start = self.chunks[slot * self.chunks_per_slot].addr();
@@ -160,8 +159,8 @@ impl TxSlots {
         unsafe { frames.bytes_mut(start, len) }
     }
 
-    /// Makes the descriptors of the slot that `peek` gave, for a frame of `len` bytes at the start
-    /// of its buffer, and returns how many there are. The slot is in flight from here on.
+    /// Makes the descriptors for a frame of `len` bytes at the start of the buffer of the slot that `peek` returned,
+    /// and returns their number. From now on the slot is in flight.
     pub(super) fn fill(
         &mut self,
         slot: usize,
@@ -171,20 +170,20 @@ impl TxSlots {
     ) -> usize {
         let first = slot * self.chunks_per_slot;
         let count = len.div_ceil(self.chunk_data);
-        // Data of the second chunk on starts behind that chunk's headroom: move it there, the
-        // last piece first, since each piece moves towards the end.
+        // The data of each later chunk begins after that chunk's headroom. The last piece is moved first, because all
+        // pieces move towards the end.
         let start = self.chunks[first].addr();
         for piece in (1..count).rev() {
             let from = piece * self.chunk_data;
             let to = piece * self.chunk_size;
             let piece_len = self.chunk_data.min(len - from);
-            // SAFETY: the slot's chunks are not with the kernel yet.
+            // SAFETY: the kernel does not have the slot's chunks yet.
             unsafe { frames.bytes_mut(start, to + piece_len) }.copy_within(from..from + piece_len, to);
         }
         for (piece, out) in descriptors[..count].iter_mut().enumerate() {
             *out = self.chunks[first + piece];
             let piece_len = self.chunk_data.min(len - piece * self.chunk_data);
-            // SAFETY: as above; only the descriptor's length is set here.
+            // SAFETY: as above. Only the descriptor's length is set here.
             unsafe { frames.umem.data_mut(out) }.cursor().set_pos(piece_len);
             out.set_options(if piece + 1 < count { CONTINUED } else { 0 });
         }
@@ -193,8 +192,8 @@ impl TxSlots {
         count
     }
 
-    /// Takes back the chunk at this address, which the kernel has completed. Returns whether the kernel had it: otherwise nothing
-    /// happens, because a slot freed twice would hold two frames at once.
+    /// Takes back the chunk at this address, which the kernel has completed. Returns whether the kernel had it. If not,
+    /// nothing changes, because a slot freed twice would be used for two frames at once.
     #[must_use]
     pub(super) fn complete(&mut self, address: usize) -> bool {
         let number = address / self.chunk_size;
@@ -202,7 +201,7 @@ impl TxSlots {
             return false;
         }
         let (slot, bit) = (number / self.chunks_per_slot, 1 << (number % self.chunks_per_slot));
-        // The last chunks may be too few for a slot.
+        // The last chunks may not fill a slot.
         let Some(in_flight) = self.in_flight.get_mut(slot).filter(|in_flight| **in_flight & bit != 0) else {
             return false;
         };
@@ -234,7 +233,8 @@ impl HugePages {
         }
     }
 
-    /// The size of a page and that of a mapping of whole pages for `len` bytes; or the reason against it.
+    /// The page size and the length of a mapping of whole pages for `len` bytes; or the reason why huge pages are not
+    /// used.
     fn for_mapping(self, len: usize) -> Result<(usize, usize), String> {
         let HugePages { size, free } = self;
         if size == 0 {
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn huge_pages_are_taken_where_enough_are_free() {
+    fn huge_pages_are_used_if_enough_are_free() {
         let meminfo = |free: usize, kib: usize| {
             format!(
                 "MemTotal: 1 kB\nHugePages_Total: 99\nHugePages_Free:  {free}\nHugePages_Rsvd:  2\n\
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// A region of ordinary memory laid out as a UMEM of 4096-byte chunks.
+    /// Six chunks of 4096 bytes with a transmit slot of three.
     fn slot_of_three() -> Option<(Frames, TxSlots, Vec<FrameDesc>)> {
         let config = UmemConfig::builder().build().unwrap();
         let (frames, chunks) = match Frames::new(config, NonZeroU32::new(6).unwrap()) {
@@ -308,7 +308,7 @@ mod tests {
             for (i, d) in out[..n].iter().enumerate() {
                 assert_eq!(d.has_more_frames(), i + 1 < n);
                 assert_eq!(d.addr() % 4096, 256);
-                // SAFETY: nothing was given to the kernel.
+                // SAFETY: the kernel has none of the chunks.
                 seen.extend_from_slice(unsafe { frames.bytes(d.addr(), d.lengths().data()) });
             }
             assert!(seen == pattern, "frame of {len} bytes");
@@ -322,10 +322,10 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_of_what_is_not_in_flight_changes_nothing() {
+    fn an_unexpected_completion_changes_nothing() {
         let Some((mut frames, mut slots, chunks)) = slot_of_three() else { return };
         let (first, second) = (chunks[0].addr(), chunks[3].addr());
-        // Nothing is in flight; beyond the slots; beside a chunk's data; nowhere.
+        // Not in flight, outside the slots, not the beginning of a chunk's data, outside the UMEM.
         let strange = [first, second, 6 * 4096 + 256, 6 * 4096, 0, 255, 257, 4096, 1 << 40, usize::MAX];
         for address in strange {
             assert!(!slots.complete(address), "{address:#x}");
@@ -337,7 +337,7 @@ mod tests {
         slots.buffer(slot, &mut frames, length).fill(1);
         assert_eq!(slots.fill(slot, length, &mut frames, &mut out), 2);
         for _ in 0..3 {
-            // The third chunk holds nothing of this frame.
+            // The third chunk contains nothing of this frame.
             for address in [second, chunks[2].addr(), first + 1, first - 256, first + 4095, usize::MAX] {
                 assert!(!slots.complete(address), "{address:#x}");
             }

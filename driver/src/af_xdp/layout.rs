@@ -1,8 +1,8 @@
 //! The layout of the frame memory, and the configurations that are valid.
 //!
-//! The fill ring has two entries for each receive chunk. The kernel hands frames out before it publishes that it has
-//! taken their chunks from the fill ring, so a ring with one entry for each chunk can look full when a chunk comes
-//! back. (Found as a panic in debug builds and as lost chunks in release builds.)
+//! The fill ring has two entries for each receive chunk. The kernel delivers frames before it publishes that it has
+//! consumed their entries of the fill ring, so a ring with one entry for each chunk can appear full when a chunk is
+//! given back. (Found as a panic in debug builds and as lost chunks in release builds.)
 
 use std::ops::Range;
 
@@ -15,19 +15,19 @@ use crate::netlink::Interface;
 /// Enough for an MTU of 9000.
 pub(super) const MAX_CHUNKS_PER_SLOT: usize = 3;
 const MAX_TX_FRAMES: u32 = 1024;
-/// The least receive frames of a queue: a hash may bring most frames to one of many queues.
+/// The least number of receive frames of a queue: RSS may direct most frames to one of many queues.
 const MIN_RX_FRAMES: u32 = 2048;
-/// What that least may add up to. For each queue the kernel has an entry for every chunk of the UMEM, so chunks that grow
-/// with the queues would cost memory by the square of their number.
+/// The limit for the sum of these minimums. For each queue the kernel has an entry for every chunk of the UMEM, so if
+/// the number of chunks grew with that of queues, memory would grow with the square of that number.
 const SHARED_RX_FRAMES: u32 = 16384;
-/// The most queues of a port. Each has 64 chunks then, a burst.
+/// The most queues of a port. Each then has 64 chunks, as many as a burst.
 const MAX_QUEUES: u32 = 256;
-/// The kernel keeps this much of each chunk for XDP programs (XDP_PACKET_HEADROOM).
+/// The kernel reserves this much of each chunk for XDP programs (XDP_PACKET_HEADROOM).
 pub(super) const XDP_HEADROOM: usize = 256;
 /// Ethernet header and one 802.1Q tag, which the MTU does not count.
 pub(super) const FRAME_OVERHEAD: usize = 18;
 
-/// How the frame memory is cut.
+/// The division of the frame memory into chunks.
 #[derive(Debug)]
 pub(super) struct Layout {
     pub(super) umem: UmemConfig,
@@ -35,7 +35,7 @@ pub(super) struct Layout {
     pub(super) tx_chunks: u32,
     /// The numbers of the queues.
     pub(super) queues: Range<u32>,
-    /// Of each queue.
+    /// For each queue.
     pub(super) rx_chunks: u32,
     pub(super) tx_ring: u32,
     pub(super) max_frame: usize,
@@ -44,7 +44,7 @@ pub(super) struct Layout {
 impl Layout {
     pub(super) fn new(config: &AfXdpConfig, interface: &Interface) -> Result<Layout, Error> {
         let wanted = interface.mtu as usize + FRAME_OVERHEAD;
-        // Chunks can't be larger than a page. Halves of one hold the frames of an MTU of 1500.
+        // A chunk is at most a page. Half a page is enough for an MTU of 1500.
         let chunk: u32 = if wanted <= 2048 - XDP_HEADROOM { 2048 } else { 4096 };
         let chunk_data = chunk as usize - XDP_HEADROOM;
         let max_frame = wanted.min(MAX_CHUNKS_PER_SLOT * chunk_data);
@@ -63,7 +63,7 @@ impl Layout {
         let shares = (queues.len() as u32).next_power_of_two();
         let least = MIN_RX_FRAMES.min(SHARED_RX_FRAMES / shares);
         let rx_chunks = (config.rx_frames / shares).max(config.rx_frames.min(least));
-        // Two entries for each chunk: see the module.
+        // Two entries for each chunk: see the module documentation.
         let fill_ring = 2 * rx_chunks;
         let umem = UmemConfig::builder()
             .frame_size(FrameSize::new(chunk).map_err(|e| invalid(&e))?)
@@ -84,7 +84,7 @@ impl Layout {
     }
 }
 
-/// Refuses what the interface or the driver can't do.
+/// Refuses configurations that the interface or the driver does not support.
 pub(super) fn check(config: &AfXdpConfig, interface: &Interface) -> Result<(), Error> {
     let invalid = |parameter, value: u32, expected: String| {
         Err(Error::Invalid { parameter, value: value.to_string(), expected })
@@ -145,7 +145,7 @@ mod tests {
         Layout::new(&config, &interface).unwrap()
     }
 
-    /// The kernel has an entry for each chunk at each queue.
+    /// The kernel has an entry for each chunk in each queue.
     #[test]
     fn chunks_do_not_grow_with_the_queues() {
         for (rx_frames, most) in [(64, 64 * 256), (1024, 16384), (8192, 16384), (65536, 65536)] {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn more_queues_than_there_is_memory_for_are_refused_with_the_remedy() {
+    fn too_many_queues_are_refused_with_the_remedy() {
         let interface = interface(257);
         let refused = check(&AfXdpConfig::new("eth0"), &interface).unwrap_err().to_string();
         assert!(refused.contains("257") && refused.contains("ethtool -L eth0"), "{refused}");

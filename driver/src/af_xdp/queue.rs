@@ -1,23 +1,23 @@
-//! One queue of an interface: its socket with its rings, and the chunks that it receives into.
+//! One queue of an interface: its socket with its rings, and its receive chunks.
 //!
-//! A burst of several frames is fetched into the cache and announced before the first one is handed over. Another core
-//! has written the frames, and 64 cache misses at once take as long as one.
+//! A burst of several frames is prefetched and announced before the first frame is passed to the sink. Another core has
+//! written the frames, and 64 cache misses at once take as long as one.
 //!
-//! A poll that finds nothing to do makes no system call, unless the device must be driven by one (busy polling, a
-//! driver that sleeps until it is woken). It reads no cache line that the kernel writes, except that of the receive
-//! ring and, with frames in flight, that of the completion ring.
+//! A poll that finds nothing to do makes no system call, unless the device needs one (busy polling, or a driver that
+//! sleeps until it is woken). It reads no cache line that the kernel writes, except that of the receive ring and, with
+//! frames in flight, that of the completion ring.
 //!
-//! Transmit slots are reclaimed before each batch of 32 descriptors, which is what the kernel takes in one call, and
-//! the slot that was used last is the first to be used again. So a long burst stays in the cache.
+//! Transmit slots are reclaimed before each batch of 32 descriptors, the number that the kernel takes in one call. The
+//! slot used last is reused first, so a long burst stays in the cache.
 //!
-//! What the kernel writes into its rings is checked before memory is accessed by it. A completion must name a chunk
-//! that is in flight, and a received descriptor must name a chunk that the kernel has and must lie inside it. Any other
-//! descriptor is ignored and counted as `bad_descriptors`; a frame that lacks a piece for it is counted as `rx_dropped`
-//! too.
+//! The kernel's ring entries are checked before the memory they refer to is accessed. A completion must name a chunk
+//! that is in flight. A received descriptor must name a chunk that the kernel has, and must lie inside it. Any other
+//! descriptor is ignored and counted as `bad_descriptors`. A frame that is incomplete for this reason is also counted
+//! as `rx_dropped`.
 //!
-//! On a veth the kernel takes 95 % of the sender's time (64-byte frames, copy mode), the whole driver 1.3 % and the
-//! rings of xsk-rs 0.1 % (`perf record` over `driver/examples/af_xdp_raw.rs`). So own rings in place of those of xsk-rs
-//! would gain nothing.
+//! On a veth the kernel uses 95 % of the sender's time (64-byte frames, copy mode), the whole driver 1.3 % and the
+//! rings of xsk-rs 0.1 % (`perf record` of `driver/examples/af_xdp_raw.rs`). Replacing the rings of xsk-rs would gain
+//! nothing.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -35,10 +35,10 @@ use super::socket::Bound;
 use super::{BURST, TX_BATCH};
 use crate::{FrameSink, RxFrame, Stats};
 
-/// An AF_XDP socket with its rings, and the chunks of the shared UMEM that it receives into.
+/// An AF_XDP socket with its rings and its receive chunks in the shared UMEM.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// The queue's number at the interface.
+    /// The queue's number on the interface.
     pub(super) number: u32,
     rx: RxQueue,
     fill: FillQueue,
@@ -47,22 +47,22 @@ pub(super) struct Queue {
     rx_chunks: RxChunks,
     returns: Returns,
     tx_ring: u32,
-    /// Descriptors on their way to the transmit ring.
+    /// Descriptors to be put into the transmit ring.
     batch: Box<[FrameDesc]>,
     batched: usize,
-    /// Descriptors that the kernel has to send, or has not said to have sent.
+    /// Descriptors given to the kernel and not yet completed.
     in_flight: usize,
-    /// The kernel may not have taken everything from the transmit ring.
+    /// Whether the kernel may have left descriptors in the transmit ring.
     unsent: bool,
-    /// A frame in several descriptors, as far as it has come.
+    /// A frame in several descriptors, as far as it has been received.
     assembly: Assembly,
     busy_poll: bool,
-    /// Frames handed to the sink.
+    /// Frames passed to the sink.
     pub(super) received: u64,
 }
 
 impl Queue {
-    /// A bound socket, whose kernel gets `chunks` to receive into.
+    /// Makes a queue of a bound socket, and gives `chunks` to the kernel to receive into.
     pub(super) fn new(
         number: u32,
         bound: Bound,
@@ -72,8 +72,8 @@ impl Queue {
         busy_poll: bool,
     ) -> Queue {
         let Bound { tx, rx, mut fill, completion, .. } = bound;
-        // SAFETY: the chunks are of this UMEM, disjoint from the transmit ones and from those of other queues, and
-        // used by nobody. The fill ring has room for all of them.
+        // SAFETY: the chunks are in this UMEM, disjoint from the transmit chunks and from those of other queues, and
+        // unused. The fill ring has room for all of them.
         let filled = unsafe { fill.produce(chunks) };
         debug_assert_eq!(filled, chunks.len());
         let chunk_size = layout.umem.frame_size().get() as usize;
@@ -99,11 +99,12 @@ impl Queue {
 
     /// The socket.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        // SAFETY: the socket is open as long as its receive ring.
+        // SAFETY: the socket is open as long as its receive ring exists.
         unsafe { BorrowedFd::borrow_raw(self.rx.fd().as_raw_fd()) }
     }
 
-    /// Hands what has come to `sink`: at most as many descriptors as `burst` holds. Returns how many those were.
+    /// Passes received frames to `sink`, from at most as many descriptors as `burst` holds. Returns the number of
+    /// descriptors.
     pub(super) fn receive(
         &mut self,
         frames: &mut Frames,
@@ -131,11 +132,11 @@ impl Queue {
                 continue;
             }
             let alone = !self.assembly.under_way() && !descriptor.has_more_frames();
-            // SAFETY: the kernel had this chunk and has handed it over; it gets it back below, or when its holder has
-            // given it back.
+            // SAFETY: the kernel had this chunk and has handed it over. It gets it back below, or after the frame's
+            // holder has given it back.
             let frame = unsafe { self.assembly.add(frames, descriptor) };
             let Some(frame) = frame else { continue };
-            // A veth (or an interface in promiscuous mode) also delivers frames for others.
+            // A veth (or an interface in promiscuous mode) also delivers frames to other hardware addresses.
             if frame.get(..6).is_some_and(|to| to[0] & 1 == 1 || to == mac) {
                 self.received += 1;
                 stats.rx_frames += 1;
@@ -146,7 +147,7 @@ impl Queue {
                 ours ^= u64::from(keeper.lent) << i;
             }
         }
-        // SAFETY: the chunks of this burst are still ours.
+        // SAFETY: the kernel has none of this burst's chunks yet.
         unsafe { self.assembly.let_go(frames) };
         self.refill(burst, ours);
         if self.fill.needs_wakeup() {
@@ -160,20 +161,20 @@ impl Queue {
         self.returns.limit()
     }
 
-    /// Gives the kernel the chunks of kept frames that are not needed any more.
+    /// Gives the kernel the chunks of kept frames that have been dropped.
     fn collect_kept(&mut self) {
         let Queue { returns, rx_chunks, fill, .. } = self;
         returns.collect(|chunk| {
             let descriptor = rx_chunks.give_back_kept(chunk);
-            // SAFETY: the chunk came from this queue's receive ring, and its holder has given it back. There is room,
-            // as in `refill`.
+            // SAFETY: the chunk was received from this queue's receive ring, and its holder has given it back. There is
+            // room, as in `refill`.
             let refilled = unsafe { fill.produce_one(&descriptor) };
             debug_assert_eq!(refilled, 1);
         });
     }
 
-    /// Takes the chunks of the descriptors from the kernel. Returns, a bit each, whose chunk it had, and which of these
-    /// can be used.
+    /// Takes the chunks of the descriptors back from the kernel. Returns two bit masks: the descriptors whose chunk the
+    /// kernel had, and those of them that are usable.
     fn take(&mut self, burst: &[FrameDesc]) -> (u64, u64) {
         let (mut ours, mut usable) = (0, 0);
         for (i, descriptor) in burst.iter().enumerate() {
@@ -184,8 +185,8 @@ impl Queue {
         (ours, usable)
     }
 
-    /// Tells the sink what is coming. The frames were written by another core: fetching the headers
-    /// of all of them at once takes as long as fetching one.
+    /// Announces the frames to the sink. They were written by another core: prefetching the headers of all of them at
+    /// once takes as long as fetching one.
     fn announce(&self, frames: &Frames, received: &[FrameDesc], sink: &mut dyn FrameSink) {
         let mut first = !self.assembly.under_way();
         let starts = received.iter().filter(move |d| std::mem::replace(&mut first, !d.has_more_frames()));
@@ -193,12 +194,12 @@ impl Queue {
             frames.prefetch(descriptor.addr());
         }
         for descriptor in starts {
-            // SAFETY: the kernel has handed this chunk over, and has not got it back.
+            // SAFETY: the kernel has handed over this chunk, and has not got it back.
             sink.announce(unsafe { frames.bytes(descriptor.addr(), descriptor.lengths().data()) });
         }
     }
 
-    /// Gives the kernel the chunks of those descriptors that are `ours`.
+    /// Gives the kernel the chunks of the descriptors whose bit is set in `ours`.
     fn refill(&mut self, burst: &mut [FrameDesc], ours: u64) {
         let mut kept = 0;
         for i in (0..burst.len()).filter(|i| ours >> i & 1 == 1) {
@@ -206,20 +207,20 @@ impl Queue {
             burst[kept] = burst[i];
             kept += 1;
         }
-        // SAFETY: these chunks came from this queue's receive ring, each once, and are not used any more. The
-        // fill ring has two entries for each of its receive chunks, so there is room.
+        // SAFETY: these chunks were received from this queue's receive ring, each once, and are no longer used. The
+        // fill ring has two entries for each receive chunk, so there is room.
         let refilled = unsafe { self.fill.produce(&burst[..kept]) };
         debug_assert_eq!(refilled, kept);
     }
 
-    /// Lets the kernel look for frames where it does not do so by itself: a driver that sleeps
-    /// until woken, or one that is polled instead of interrupting.
+    /// Makes the kernel look for frames if it does not do so by itself: if the driver sleeps until woken, or is polled
+    /// instead of interrupting.
     fn drive(&self) -> io::Result<()> {
         if !self.busy_poll && !self.fill.needs_wakeup() {
             return Ok(());
         }
         let fd = self.rx.fd().as_raw_fd();
-        // SAFETY: no memory is passed; a receive of zero bytes only drives the device.
+        // SAFETY: no memory is passed. A receive of zero bytes only drives the device.
         if unsafe { libc::recv(fd, std::ptr::null_mut(), 0, libc::MSG_DONTWAIT) } < 0 {
             let error = io::Error::last_os_error();
             let passing = [libc::EAGAIN, libc::EBUSY, libc::ENOBUFS, libc::ENETDOWN, libc::EINTR];
@@ -230,8 +231,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes the frame of `len` bytes that is written in a free slot one of the next batch. Returns how many
-    /// descriptors it has.
+    /// Adds the frame of `len` bytes in a free slot to the next batch. Returns the number of its descriptors.
     pub(super) fn load(
         &mut self,
         slots: &mut TxSlots,
@@ -244,12 +244,12 @@ impl Queue {
         count
     }
 
-    /// Puts the batch into the transmit ring, and wakes the kernel as long as it takes frames from there. It takes 32
-    /// a call; what it does not take now (no buffer space) waits for the next call.
+    /// Puts the batch into the transmit ring, and wakes the kernel as long as it takes frames from the ring, 32 in each
+    /// call. Frames that it does not take (no buffer space) wait for the next call.
     pub(super) fn send(&mut self) -> io::Result<()> {
         if self.batched > 0 {
-            // SAFETY: the descriptors are of slots that were free, in this UMEM, and are marked
-            // as in flight now. The ring has an entry for each transmit chunk, so there is room.
+            // SAFETY: the descriptors are of slots of this UMEM that were free and are now marked as in flight. The
+            // ring has an entry for each transmit chunk, so there is room.
             let produced = unsafe { self.tx.produce(&self.batch[..self.batched]) };
             debug_assert_eq!(produced, self.batched);
             self.in_flight += self.batched;
@@ -272,10 +272,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes back the slots of frames that have left.
+    /// Takes back the slots of transmitted frames.
     pub(super) fn reclaim(&mut self, slots: &mut TxSlots, burst: &mut [FrameDesc], stats: &mut Stats) {
         while self.in_flight > 0 {
-            // SAFETY: the completion ring belongs to the UMEM that the slots are of.
+            // SAFETY: the completion ring belongs to the UMEM of the slots.
             let n = unsafe { self.completion.consume(burst) };
             for descriptor in &burst[..n] {
                 let done = slots.complete(descriptor.addr());
@@ -293,14 +293,14 @@ impl Queue {
         self.rx.nb_avail(1) > 0
     }
 
-    /// Whether the kernel left frames in the transmit ring, which have to be offered again.
+    /// Whether the kernel left frames in the transmit ring, which must be offered again.
     pub(super) fn has_unsent(&mut self) -> bool {
         self.tx.nb_free_exact() < self.tx_ring
     }
 
-    /// Adds what was lost on the way.
+    /// Adds the queue's losses.
     pub(super) fn add_losses(&self, stats: &mut Stats) {
-        // Frames without a buffer are in `rx_dropped`; the count of empty fill rings has them too.
+        // `rx_dropped` includes frames without a buffer, which are also in the count of empty fill rings.
         if let Ok(kernel) = self.rx.fd().xdp_statistics() {
             stats.rx_dropped += self.assembly.dropped() + kernel.rx_dropped() + kernel.rx_ring_full();
             stats.tx_dropped += kernel.tx_invalid_descs();

@@ -1,7 +1,8 @@
-//! Reserving UDP port 4791 of the addresses whose packets an AF_XDP port takes.
+//! Reserving UDP port 4791 of the addresses whose packets an AF_XDP port receives.
 //!
-//! The XDP program takes the packets before any socket sees them. So no other process may have a socket on these
-//! addresses, which would receive nothing any more, and no process may open one later: see [`holder`](crate::holder).
+//! The XDP program redirects the packets before any socket receives them. So no other process may have a socket on
+//! these addresses, which would receive nothing any more, and no process may open one later: see
+//! [`holder`](crate::holder).
 
 use std::io;
 use std::net::IpAddr;
@@ -27,17 +28,18 @@ pub(super) fn warn_of_rxe(interface: &Interface) {
     }
 }
 
-/// Holds UDP port 4791 of each of the interface's addresses as long as the sockets are open.
+/// Reserves UDP port 4791 of each of the interface's addresses as long as the sockets are open.
 pub(super) fn reserve(interface: &Interface) -> Result<Vec<OwnedFd>, Error> {
     let sockets = interface.gid_order().into_iter().map(|address| reserve_address(address, interface));
     sockets.filter_map(Result::transpose).collect()
 }
 
-/// Nothing where rdma_rxe is on any interface: its socket has the port of all addresses, and nobody else can.
+/// Returns `None` if rdma_rxe is on any interface: its socket has the port of all addresses, so no other socket can
+/// have it.
 fn reserve_address(address: IpAddr, interface: &Interface) -> Result<Option<OwnedFd>, Error> {
     for _ in 0..TRIES {
         let own = udp::reserve(address, interface);
-        // Only now, for who comes from now on is refused.
+        // Checked after the reservation, because sockets are refused from then on.
         let others = sockets_on(address, interface)?;
         let is_refused = matches!(&own, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
         let beside_kernel = || others.iter().any(is_kernels);
@@ -49,7 +51,7 @@ fn reserve_address(address: IpAddr, interface: &Interface) -> Result<Option<Owne
         match own {
             Ok(socket) => return Ok(Some(socket)),
             Err(_) if is_refused && beside_kernel() => return Ok(None),
-            // Who had the port is gone since.
+            // The socket that had the port was closed meanwhile.
             Err(_) if is_refused => {}
             Err(source) => return Err(os_error("reserving UDP port 4791", &interface.name, source)),
         }
@@ -57,15 +59,16 @@ fn reserve_address(address: IpAddr, interface: &Interface) -> Result<Option<Owne
     Err(Error::PortInUse { address, port: ROCE_PORT, holder: None })
 }
 
-/// How often somebody may have the port when it is asked for and be gone when it is asked who has it.
+/// How often the port may be in use when it is reserved, but free when its holder is looked up.
 const TRIES: u32 = 100;
 
-/// Whether it is somebody's who would miss the packets that the XDP program takes.
+/// Whether the socket would miss the packets that the XDP program redirects.
 fn hears(other: &BoundSocket) -> bool {
     match other.interface {
         Some(0) => !is_kernels(other),
-        // Another AF_XDP port on the interface, for other queues. Where the kernel does not tell, that is what it is unless the
-        // kernel has refused the own socket, or the other one lets those of its user in beside it (SO_REUSEPORT).
+        // Another AF_XDP port on the interface, for other queues. If the kernel does not report the interface, this is
+        // assumed, unless the kernel has refused the own socket, or the other one shares the port with sockets of its
+        // user (SO_REUSEPORT).
         Some(_) | None => false,
     }
 }

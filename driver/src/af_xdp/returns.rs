@@ -1,8 +1,8 @@
-//! Chunks of a queue that hold kept frames, and how they come back.
+//! Chunks of a queue that contain kept frames, and their return.
 //!
-//! The chunk of a kept frame is not given back to the kernel until its holder has dropped the frame. The drop sets a
-//! bit, which any thread may do (docs/decisions/06-driver-wrappers-and-kept-frames.md). While no frame is kept, no poll
-//! looks at these bits.
+//! The chunk of a kept frame is given back to the kernel after its holder has dropped the frame. The drop sets a bit,
+//! on any thread (docs/decisions/06-driver-wrappers-and-kept-frames.md). While no frame is kept, polls do not check
+//! these bits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,31 +15,31 @@ use crate::kept::{Home, Keeper, KeptFrame};
 #[derive(Debug)]
 pub(super) struct Returns {
     home: Arc<Mailbox>,
-    /// Frames that are kept, or were and have not been collected.
+    /// Frames that are kept, or were returned and have not been collected.
     kept: usize,
     limit: usize,
 }
 
-/// What holders of kept frames put back, from any thread: a bit a chunk.
+/// The frames returned by their holders, on any thread: one bit for each chunk.
 #[derive(Debug)]
 struct Mailbox {
     chunks: Box<[AtomicU64]>,
-    /// Frames of several chunks, which were copied.
+    /// Returned frames of several chunks, which had been copied.
     copies: AtomicUsize,
-    /// How many were put back since they were collected.
+    /// Frames returned since the last collection.
     waiting: AtomicUsize,
-    /// Keeps the frames' memory.
+    /// Keeps the frames' memory mapped.
     _umem: Umem,
 }
 
-// SAFETY: the UMEM is only held, and dropped by whoever comes last, for which it is `Send`.
+// SAFETY: the UMEM is only held, and dropped by the last holder, for which `Send` is enough.
 unsafe impl Sync for Mailbox {}
 
-/// The token of a copy, which no chunk has.
+/// The token of a copy. No chunk has this number.
 const COPY: usize = usize::MAX;
 
 impl Returns {
-    /// Of a queue with so many chunks, of which a quarter may be kept.
+    /// For a queue with this number of chunks, a quarter of which may be kept.
     pub(super) fn new(chunks: usize, umem: Umem) -> Returns {
         let words = (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         let (copies, waiting) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -52,7 +52,7 @@ impl Returns {
         self.limit
     }
 
-    /// Calls `back` for each chunk that was put back, by its number in the queue.
+    /// Calls `back` with the number, in the queue, of each chunk that was returned.
     #[inline]
     pub(super) fn collect(&mut self, back: impl FnMut(usize)) {
         if self.kept > 0 && self.home.waiting.load(Ordering::Relaxed) > 0 {
@@ -67,7 +67,7 @@ impl Returns {
             if chunks.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // What the holder read of the frame comes before the kernel writes there again.
+            // Acquire: the holder's reads of the frame happen before the kernel writes to the chunk again.
             let mut chunks = chunks.swap(0, Ordering::Acquire);
             while chunks != 0 {
                 back(64 * word + chunks.trailing_zeros() as usize);
@@ -79,7 +79,7 @@ impl Returns {
         self.home.waiting.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// For the frame in `chunk`, or for one that lies in several.
+    /// A keeper of the frame in `chunk`, or of a frame in several chunks.
     #[inline]
     pub(super) fn keeper(&mut self, chunk: Option<usize>) -> ChunkKeeper<'_> {
         ChunkKeeper { returns: self, chunk, lent: false }
@@ -90,7 +90,7 @@ impl Returns {
 pub(super) struct ChunkKeeper<'a> {
     returns: &'a mut Returns,
     chunk: Option<usize>,
-    /// Whether the chunk is the holder's now.
+    /// Whether the holder has the chunk now.
     pub(super) lent: bool,
 }
 
@@ -103,8 +103,8 @@ impl Keeper for ChunkKeeper<'_> {
         let home = self.returns.home.clone();
         let Some(chunk) = self.chunk else { return Some(KeptFrame::copied(bytes, COPY, home)) };
         self.lent = true;
-        // SAFETY: the bytes are of this chunk in the UMEM that `home` holds. The queue sees `lent`, and does not give
-        // the chunk to the kernel until it is put back.
+        // SAFETY: the bytes are of this chunk in the UMEM that `home` holds. The queue checks `lent`, and does not give
+        // the chunk to the kernel until it is returned.
         Some(unsafe { KeptFrame::lent(bytes, chunk, home) })
     }
 }
@@ -116,7 +116,7 @@ impl Home for Mailbox {
         } else {
             self.chunks[chunk / 64].fetch_or(1 << (chunk % 64), Ordering::Release);
         }
-        // After it: who sees the count may see the chunk later, and looks again then.
+        // After the bit. A thread that sees the count may see the bit only later, and then looks again.
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -2,11 +2,11 @@
 
 use xsk_rs::umem::frame::FrameDesc;
 
-/// The chunks that frames are received into. What the kernel says of them is checked: a chunk that was taken
-/// back twice would be given back twice, and then be written while it is read.
+/// The chunks that frames are received into. Received descriptors are checked against it: a chunk that is taken back
+/// twice would be given to the kernel twice, and then be written while it is read.
 #[derive(Debug)]
 pub(super) struct RxChunks {
-    /// The number of the first, counted in the UMEM.
+    /// The number, in the UMEM, of the first chunk.
     first: usize,
     /// A power of two.
     chunk_size: usize,
@@ -14,19 +14,19 @@ pub(super) struct RxChunks {
     descriptors: Box<[FrameDesc]>,
 }
 
-/// What a received descriptor is.
+/// The result of checking a received descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// Bytes of a chunk that the kernel had, and we have now.
+    /// Bytes of a chunk that the kernel had and has handed over.
     Piece,
-    /// The chunk is ours now, but the bytes are not inside it.
+    /// The kernel had the chunk and has handed it over, but the bytes are not inside it.
     Beyond,
-    /// A place where the kernel had nothing.
+    /// An address where the kernel had no chunk.
     Foreign,
 }
 
 impl RxChunks {
-    /// All of `chunks`, which lie in a row, are with the kernel.
+    /// The kernel has all of `chunks`, which are contiguous.
     pub(super) fn new(chunks: &[FrameDesc], chunk_size: usize) -> RxChunks {
         let first = chunks.first().map_or(0, |chunk| chunk.addr() / chunk_size);
         RxChunks {
@@ -53,20 +53,19 @@ impl RxChunks {
         }
     }
 
-    /// The kernel gets the chunk of this address again, which was taken from it.
+    /// Marks the chunk at this address as the kernel's again. It must have been taken.
     pub(super) fn give_back(&mut self, address: usize) {
         let chunk = self.number(address);
         self.with_kernel[chunk] = true;
     }
 
-    /// As `give_back`, by the chunk's number among these. Returns its descriptor.
+    /// As `give_back`, with the chunk's number on the receive side. Returns its descriptor.
     pub(super) fn give_back_kept(&mut self, chunk: usize) -> FrameDesc {
         self.with_kernel[chunk] = true;
         self.descriptors[chunk]
     }
 
-    /// The number of the chunk with this address among those of the receive side; one that none has, if it is
-    /// another's.
+    /// The number, on the receive side, of the chunk at this address; a number that is out of range for other chunks.
     pub(super) fn number(&self, address: usize) -> usize {
         (address >> self.chunk_size.trailing_zeros()).wrapping_sub(self.first)
     }
@@ -100,9 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_kernel_was_given() {
+    fn only_chunks_of_the_receive_side_are_taken() {
         let mut chunks = chunks();
-        // The transmit chunks come before, nothing behind.
+        // The transmit chunks have lower addresses, and no chunks follow.
         for address in [0, 256, 3 * CHUNK - 1, 7 * CHUNK, 7 * CHUNK + 256, 1 << 40, usize::MAX] {
             assert_eq!(chunks.take(address, 64), Received::Foreign, "{address:#x}");
         }
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_beyond_the_chunk_are_none_but_the_chunk_comes_back() {
+    fn a_descriptor_beyond_its_chunk_returns_only_the_chunk() {
         for (offset, length, what) in [
             (256, CHUNK - 256, Received::Piece),
             (256, CHUNK - 255, Received::Beyond),

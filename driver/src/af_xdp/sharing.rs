@@ -1,11 +1,11 @@
-//! What an AF_XDP port shares with other processes of this host: its addresses with UDP sockets, and rings in memory
-//! with neighbours.
+//! Sharing between an AF_XDP port and other processes of this host: of its addresses with UDP sockets, and of rings in
+//! memory with neighbours.
 //!
 //! The port has slot 0 of each of its addresses ([`slots`](crate::slots)). The XDP program passes packets for other
-//! slots, which have odd queue pair numbers, to the kernel. Packets to QP1 come to the port, which hands on those that
-//! are for another process. What the kernel receives for slot 0 and for QP1 comes from this host itself; the thread of
-//! the slots takes it and hands it on. No frame to an address of this host goes by the interface: it goes by a ring in
-//! memory, or as mail.
+//! slots, which have odd queue pair numbers, to the kernel. It redirects packets to QP1 to the port, which forwards
+//! those for other processes. Packets for slot 0 and for QP1 that the kernel receives are from this host; the thread of
+//! the slots receives and forwards them. A frame to an address of this host is never sent through the interface, but
+//! through a ring in memory or as mail.
 
 use std::io;
 use std::net::IpAddr;
@@ -28,15 +28,15 @@ use crate::{
 
 /// The slot that has all even queue pair numbers.
 pub(super) const SLOT: usize = 0;
-/// Frames of a burst that go as mail, and mail that is taken in one.
+/// The most frames sent as mail, and the most mail received, in a burst.
 const MAIL_MAX: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Sharing {
-    /// Those addresses that are shared. The first slot says what is to be said to neighbours.
+    /// The addresses that are shared. The first slot sends the messages to neighbours.
     slots: Vec<(IpAddr, Slot)>,
     links: Option<Links>,
-    /// Frames go to addresses of this host.
+    /// Whether frames are sent to addresses of this host.
     is_used: bool,
     /// Addresses of this host.
     local: Vec<IpAddr>,
@@ -44,7 +44,7 @@ pub(super) struct Sharing {
     counts: Mail,
 }
 
-/// Frames that came or went as mail.
+/// Counters of frames sent and received as mail.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mail {
     rx_frames: u64,
@@ -53,21 +53,21 @@ struct Mail {
     tx_bytes: u64,
     rx_dropped: u64,
     tx_dropped: u64,
-    /// Frames that came by the interface, and their bytes.
+    /// Frames received from the interface and forwarded, and their bytes.
     handed_on: u64,
     handed_on_bytes: u64,
 }
 
 impl Sharing {
-    /// Takes slot 0 of each address of the interface. Where rdma_rxe has the port of all addresses there is nothing to share.
+    /// Takes slot 0 of each address of the interface. If rdma_rxe has the port of all addresses, nothing can be shared.
     ///
     /// # Errors
-    /// [`Error::PortInUse`] where somebody has slot 0 or the port; [`Error::Sharing`].
+    /// [`Error::PortInUse`] if slot 0 or the port is in use; [`Error::Sharing`].
     pub(super) fn join(interface: &Interface, memory: SharedMemory) -> Result<Option<Box<Sharing>>, Error> {
         let mut slots = Vec::new();
         let mut local = Vec::new();
         let mut addresses = interface.gid_order();
-        // A link-local one says less of whose it is.
+        // Link-local addresses last, because several hosts may have the same one.
         addresses.sort_by_key(|address| udp::is_link_local(*address));
         for address in addresses {
             if sockets_on(address, interface)?.iter().any(is_kernels) {
@@ -88,7 +88,7 @@ impl Sharing {
         Ok(Some(Box::new(Sharing { slots, links, is_used: false, local, frame, counts })))
     }
 
-    /// To neighbours, if there are to be any: they find the port by the first of its addresses.
+    /// The links to neighbours, if shared memory is used. Neighbours find the port by the first of its addresses.
     fn links(own: &[IpAddr], local: &[IpAddr], memory: SharedMemory) -> io::Result<Option<Links>> {
         let Some((first, others)) = own.split_first().filter(|_| memory != SharedMemory::Off) else {
             return Ok(None);
@@ -105,17 +105,17 @@ impl Sharing {
         self.slots.iter().any(|(own, _)| *own == address)
     }
 
-    /// Has the port woken when there is mail.
+    /// Wakes the port with `waker` when mail arrives.
     pub(super) fn wake(&self, waker: &Waker) {
         self.slots.iter().for_each(|(_, slot)| slot.wake(waker.clone()));
     }
 
-    /// What frames in memory make readable while the port rests.
+    /// The descriptor that frames in memory make readable while the port waits.
     pub(super) fn bell(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.links.iter().map(Links::bell)
     }
 
-    /// How long a wait that begins now may be at most.
+    /// The longest wait from now on.
     pub(super) fn before_wait(&self) -> Duration {
         match &self.links {
             _ if self.slots.iter().any(|(_, slot)| slot.has_mail()) => Duration::ZERO,
@@ -129,18 +129,18 @@ impl Sharing {
         self.links.iter().for_each(Links::rise);
     }
 
-    /// Whether frames to this address stay here, if it is still this host's.
+    /// Whether frames to this address stay on this host, if it still has the address.
     pub(super) fn is_here(&self, peer: IpAddr) -> bool {
         self.has(peer) || self.links.is_some() && is_local(peer, &self.local)
     }
 
-    /// Frames to it stay here from now on: the port's own hardware address is their next hop.
+    /// Frames to the address stay on this host from now on: the port's own hardware address is their next hop.
     pub(super) fn add_address(&mut self, peer: IpAddr) {
         self.is_used = true;
         self.links.iter_mut().for_each(|links| links.add_address(peer));
     }
 
-    /// Hands what neighbours have sent to `sink`. Returns how many frames.
+    /// Passes frames from neighbours to `sink`. Returns their number.
     pub(super) fn receive(&mut self, sink: &mut dyn FrameSink) -> usize {
         let Sharing { slots, links, frame, is_used, local, counts, .. } = self;
         let Some((_, speaker)) = slots.first() else { return 0 };
@@ -149,13 +149,14 @@ impl Sharing {
         for (address, slot) in slots.iter().filter(|(_, slot)| slot.has_mail()) {
             for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {
                 match (mail.kind, &mut *links) {
-                    // Of others the way back is not known: what the program left to the kernel, such as a fragment.
+                    // Not from this host, so the next hop of an answer is unknown: a packet that the program passed to
+                    // the kernel, such as a fragment.
                     (PACKET, _) if !source(&mail.bytes).is_some_and(|source| is_local(source, local)) => {
                         counts.rx_dropped += 1;
                     }
                     (PACKET, _) => {
                         taken += 1;
-                        // It is answered.
+                        // Answers will be sent to this host.
                         *is_used = true;
                         counts.rx_frames += 1;
                         counts.rx_bytes += mail.bytes.len() as u64;
@@ -172,7 +173,7 @@ impl Sharing {
         taken
     }
 
-    /// In front of a sink of what comes by the interface: packets to QP1 of an address with several processes are handed on.
+    /// A filter for frames from the interface: it forwards packets to QP1 of an address with several processes.
     pub(super) fn filter<'a>(
         &'a mut self,
         sink: &'a mut dyn FrameSink,
@@ -193,22 +194,22 @@ impl Sharing {
         })
     }
 
-    /// Whether an address has several processes.
+    /// Whether any address has several processes.
     pub(super) fn is_shared(&self) -> bool {
         self.slots.iter().any(|(_, slot)| slot.group().is_shared())
     }
 
-    /// Whether frames may stay here.
+    /// Whether frames may stay on this host.
     pub(super) fn is_used(&self) -> bool {
         self.is_used || self.links.as_ref().is_some_and(Links::is_used)
     }
 
-    /// The frames of a source that go by the interface; the others are sent on the way.
+    /// The frames of a source that leave through the interface. The others are sent during iteration.
     pub(super) fn outward<'a>(&'a mut self, source: &'a mut dyn FrameSource) -> Outward<'a> {
         Outward { sharing: self, source, by_memory: 0, posted: 0 }
     }
 
-    /// Sends a packet to an address of this host to which no ring leads: the first ones to a context, and those for QP1.
+    /// Sends a packet to an address of this host without a ring: the first packets to a context, and those to QP1.
     #[cold]
     fn post(slots: &[(IpAddr, Slot)], counts: &mut Mail, packet: &[u8]) {
         let is_sent = match destination(packet) {
@@ -231,7 +232,7 @@ impl Sharing {
         }
     }
 
-    /// Requests for the service come here, to whichever address.
+    /// Requests for the service are received by this port, on all its addresses.
     ///
     /// # Errors
     /// [`Error::ServiceInUse`], [`Error::Sharing`].
@@ -269,9 +270,10 @@ impl Sharing {
     }
 }
 
-/// Says a packet to a process on an address of this host that the port does not have. Returns whether somebody heard it.
+/// Sends a packet to a process on an address of this host that the port does not have. Returns whether a process
+/// received it.
 fn say(to: IpAddr, qpn: u32, packet: &[u8]) -> bool {
-    // Whoever has a slot knows whose QP1's packets are.
+    // Every process with a slot knows the owner of packets to QP1.
     let slots = if qpn == owner::QP1 { 0..SLOTS } else { owner::slot_of(qpn)..owner::slot_of(qpn) + 1 };
     let connected = slots::connect(&udp::name_of(to), slots).ok().flatten();
     connected.is_some_and(|connection| slots::say(&connection, PACKET, packet, &[]).is_ok())
@@ -286,7 +288,7 @@ pub(super) struct Outward<'a> {
 }
 
 impl Outward<'_> {
-    /// Wakes those who have frames now. Returns how many frames stayed here.
+    /// Wakes the receivers of frames. Returns the number of frames that stayed on this host.
     pub(super) fn end(self) -> usize {
         self.sharing.links.iter_mut().for_each(Links::end_burst);
         self.by_memory + self.posted
@@ -317,7 +319,7 @@ impl FrameSource for Outward<'_> {
     }
 }
 
-/// A frame with an Ethernet header in front, for who expects one of this port.
+/// A frame with an Ethernet header added, for sinks that expect a frame of this port.
 #[derive(Debug)]
 struct Frame {
     bytes: Box<[u8; ETHERNET_HEADER + FRAME_MAX]>,
@@ -332,13 +334,13 @@ impl Frame {
     fn to(mac: [u8; 6]) -> Frame {
         let mut bytes = Box::new([0; ETHERNET_HEADER + FRAME_MAX]);
         bytes[..6].copy_from_slice(&mac);
-        // Answers stay here.
+        // Answers stay on this host.
         bytes[6..12].copy_from_slice(&mac);
         Frame { bytes, copies: Copies::default() }
     }
 }
 
-/// Puts that header in front of what neighbours send, which has none.
+/// Adds the header to packets from neighbours, which have none.
 struct Framing<'a> {
     sink: &'a mut dyn FrameSink,
     frame: &'a mut Frame,

@@ -1,7 +1,7 @@
 //! Opening and setting up the socket.
 //!
-//! Busy polling has no effect on a veth (Linux 6.18, copy mode): the socket's receive call returns without having
-//! polled the device, also with interrupts deferred.
+//! Busy polling has no effect on a veth (Linux 6.18, copy mode): the socket's receive call returns without polling the
+//! device, even with interrupts deferred.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -18,23 +18,23 @@ use crate::Error;
 use crate::holder::Holder;
 use crate::netlink::{Interface, XdpMode};
 
-/// A socket that was just closed holds its queue for some milliseconds.
+/// A socket that was just closed still has its queue for some milliseconds.
 const BIND_PATIENCE: Duration = Duration::from_secs(1);
 const BIND_RETRY: Duration = Duration::from_millis(5);
-/// The kernel counts frames under way with all their overhead; its default throttles the sender.
+/// The kernel counts frames in flight with all their overhead, so its default would throttle the sender.
 const SEND_BUFFER: i32 = 8 << 20;
 
-/// A bound socket's rings.
+/// The rings of a bound socket.
 pub(super) struct Bound {
     pub(super) tx: TxQueue,
     pub(super) rx: RxQueue,
     pub(super) fill: FillQueue,
     pub(super) completion: CompQueue,
-    /// Why it is not zero-copy, if it is not.
+    /// The reason if it is not zero-copy.
     pub(super) why_copy: Option<String>,
 }
 
-/// Binds the socket to its queue: zero-copy, then copy.
+/// Binds the socket to its queue: first with zero-copy, then with copies.
 pub(super) fn bind(
     queue: u32,
     layout: &Layout,
@@ -66,7 +66,7 @@ pub(super) fn bind(
 
 type Rings = (TxQueue, RxQueue, Option<(FillQueue, CompQueue)>);
 
-/// The usual cause, where frames are longer than a chunk.
+/// The usual cause if frames are longer than a chunk.
 fn no_multi_buffer(interface: &Interface, source: &io::Error) -> io::Error {
     io::Error::other(format!(
         "{source}; an MTU of {} needs frames of several buffers, which Linux has since 6.6 and not in every driver: set the \
@@ -75,7 +75,7 @@ fn no_multi_buffer(interface: &Interface, source: &io::Error) -> io::Error {
     ))
 }
 
-/// Binds; waits for a queue that is about to be free.
+/// Binds, and waits for a queue that may soon be free.
 fn bind_patiently(
     queue: u32,
     layout: &Layout,
@@ -98,7 +98,7 @@ fn bind_patiently(
     let name = interface.name.parse().map_err(|_| os(io::Error::other("the name has a NUL in it")))?;
     let deadline = Instant::now() + BIND_PATIENCE;
     loop {
-        // SAFETY: libxdp loads no program, so it may share the UMEM among sockets.
+        // SAFETY: libxdp loads no program, so sockets may share the UMEM.
         match unsafe { Socket::new(socket, &frames.umem, &name, queue) } {
             Ok(rings) => return Ok(rings),
             Err(error) => {
@@ -143,7 +143,7 @@ fn set_option(fd: RawFd, option: i32, value: i32) -> io::Result<()> {
     }
 }
 
-/// The error that the kernel has set aside for a socket; 0 is none.
+/// The pending error of a socket; 0 if none.
 pub(super) fn socket_error(fd: RawFd) -> io::Result<i32> {
     let mut code = 0i32;
     let mut len = size_of_val(&code) as libc::socklen_t;

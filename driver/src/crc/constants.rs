@@ -1,14 +1,12 @@
-//! What the carry-less multiplication needs: powers of x modulo the polynomial, all computed from it.
+//! The constants of the carry-less multiplication: powers of x modulo the polynomial, all computed from it.
 //!
-//! A polynomial over GF(2) is written with its highest power in the lowest bit, which is the order in
-//! which CRC-32 takes the bits of a message. In this order the product of 64 bits by 32 bits, in 95
-//! bits, has its lowest power x^0 in bit 94.
+//! A polynomial over GF(2) is written with its highest power in the lowest bit, the order in which CRC-32 processes the
+//! bits of a message. In this order the product of 64 bits and 32 bits, in 95 bits, has its lowest power x^0 in bit 94.
 //!
-//! A message M of *n* bytes, the register XORed into its first four, has the CRC M·x^32 mod P. Each of
-//! its 64-bit words, the *j*-th from 0, stands for word·x^(8n - 64j - 64) in M. So the CRC is the sum
-//! of the words' products with [`coefficients`], 96 bits of which bit 95 is x^0, modulo P. This needs no
-//! special care of a last word that is not full, nor of a message shorter than the register: where
-//! powers are negative, x has an inverse.
+//! A message M of *n* bytes, with the register XORed into its first four, has the CRC M·x^32 mod P. Its *j*-th 64-bit
+//! word, counted from 0, represents word·x^(8n - 64j - 64) in M. So the CRC is the sum of the words' products with
+//! [`coefficients`], modulo P: 96 bits with x^0 in bit 95. This needs no special case for an incomplete last word or
+//! for a message shorter than the register, because x has an inverse for negative powers.
 
 /// The polynomial, without x^32.
 const POLYNOMIAL: u32 = 0xedb8_8320;
@@ -16,17 +14,16 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 /// The polynomial, x^32 in bit 0 and x^0 in bit 32.
 pub(super) const MODULUS: u64 = (POLYNOMIAL as u64) << 1 | 1;
 
-/// Its inverse modulo 2^64 in carry-less arithmetic: a 96-bit value V is V + V.low·`INVERSE`·`MODULUS`
-/// modulo P, if the first product is cut to 64 bits, and the low 64 bits of that are zero. So its
-/// remainder stands in bits 64 to 95.
+/// Its inverse modulo 2^64 in carry-less arithmetic. A 96-bit value V equals V + V.low·`INVERSE`·`MODULUS` modulo P, if
+/// the first product is truncated to 64 bits, and the low 64 bits of the sum are zero. So its remainder is in bits 64
+/// to 95.
 pub(super) const INVERSE: u64 = inverse(MODULUS);
 
-/// Messages of fewer bytes than this have [`coefficients`].
+/// Messages shorter than this have [`coefficients`].
 pub(super) const LIMIT: usize = 512;
 
-/// The coefficients of words 8 bytes apart are neighbours, so there is a row for each remainder of the
-/// length modulo 8, in falling powers. A row is long enough for the words of the last 64 bytes, however
-/// few of them there are.
+/// The coefficients of words 8 bytes apart are adjacent, so there is a row for each remainder of the length modulo 8,
+/// in descending powers. A row is long enough for the words of the last 64 bytes, even if fewer remain.
 const ROW: usize = LIMIT / 8 + 8;
 
 #[repr(align(64))]
@@ -34,8 +31,8 @@ struct Rows([u32; 8 * ROW]);
 
 static ROWS: Rows = Rows(rows());
 
-/// What `WORDS` words of a message of `len` bytes are multiplied by, from the `word`-th on: the *j*-th
-/// word of the message by x^(8·`len` - 64j - 33) mod P. Words go up to a whole 64 bytes.
+/// The factors of `WORDS` words of a message of `len` bytes, beginning with word `word`: the *j*-th word of the message
+/// is multiplied by x^(8·`len` - 64j - 33) mod P. The words are padded to a multiple of 64 bytes.
 ///
 /// # Panics
 /// If `len` is not less than [`LIMIT`].
@@ -48,8 +45,8 @@ pub(super) fn coefficients<const WORDS: usize>(len: usize, word: usize) -> &'sta
     }
 }
 
-/// What the two words of a lane of 128 bits are multiplied by to move the lane over the following
-/// `bytes` bytes, where it has the same remainder: x^(D + 31) and x^(D - 33) mod P, for D bits.
+/// The factors of the two words of a 128-bit lane that move the lane forward by `bytes` bytes without changing the
+/// remainder: x^(D + 31) and x^(D - 33) mod P, for D bits.
 pub(super) const fn fold(bytes: i32) -> [u64; 2] {
     [power(8 * bytes + 31) as u64, power(8 * bytes - 33) as u64]
 }
@@ -58,7 +55,7 @@ const fn rows() -> [u32; 8 * ROW] {
     let mut rows = [0; 8 * ROW];
     let mut remainder = 0;
     while remainder < 8 {
-        // The last of a row: the smallest power.
+        // The last value of a row: the smallest power.
         let mut value = power(8 * (remainder as i32 - 8 * (ROW - LIMIT / 8) as i32) - 33);
         let mut i = ROW;
         while i > 0 {
@@ -91,12 +88,12 @@ const fn times_x(value: u32) -> u32 {
     value >> 1 ^ carry
 }
 
-/// P has an x^0, so adding it makes any value divisible by x.
+/// P contains x^0, so adding it makes any value divisible by x.
 const fn over_x(value: u32) -> u32 {
     if value >> 31 == 0 { value << 1 } else { (value ^ POLYNOMIAL) << 1 | 1 }
 }
 
-/// Bit by bit: one more is set where the product still has one that should not be there.
+/// Bit by bit: a bit is set if the product still has an unwanted one.
 const fn inverse(odd: u64) -> u64 {
     let (mut inverse, mut product) = (0, 0);
     let mut bit = 0;
@@ -115,11 +112,11 @@ const fn inverse(odd: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009: R1 to R5
-    /// and P of the bit-reflected CRC-32. Its powers of x are shifted by a bit, so x^k there is the
-    /// remainder of x^(k + 1) here. The inverse is wider than the paper's, whose 33 bits it ends in.
+    /// "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009: R1 to R5 and P of the
+    /// bit-reflected CRC-32. Its powers of x are shifted by a bit, so x^k there is the remainder of x^(k + 1) here. The
+    /// inverse is longer than the paper's: its last 33 bits are equal.
     #[test]
-    fn as_published() {
+    fn powers_match_the_published_ones() {
         let published = |exponent| u64::from(power(exponent)) << 1;
         assert_eq!(published(4 * 128 + 32), 0x1_5444_2bd4);
         assert_eq!(published(4 * 128 - 32), 0x1_c6e4_1596);

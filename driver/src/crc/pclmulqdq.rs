@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 use super::constants::{self, INVERSE, MODULUS, coefficients};
 use crate::memory::{Span, SpanMut};
 
-/// BytesBy16 of a vector.
+/// The bytes of a vector.
 const VECTOR: usize = 16;
-/// BytesBy16 of the vectors that a turn of the loop over long messages takes: as many as a mask has.
+/// The bytes processed in an iteration of the loop over long messages: as many as a mask has.
 const TURN: usize = 4 * VECTOR;
 
 /// Whether the processor can call the functions of this module.
@@ -36,7 +36,7 @@ pub(super) fn copy(register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
 fn run<const COPY: bool>(register: u32, mask: Option<&[u8; TURN]>, mut bytes: BytesBy16<'_, COPY>) -> u32 {
     let len = bytes.from.len();
     let masks = mask.map_or(&[][..], |mask| mask.as_chunks::<VECTOR>().0);
-    // What is added to the next vector: the register to the first.
+    // The value added to the next vector: to the first one, the register.
     let mut addend = _mm_cvtsi32_si128(register.cast_signed());
     let mut sum = _mm_setzero_si128();
     let mut at = 0;
@@ -65,7 +65,7 @@ fn run<const COPY: bool>(register: u32, mask: Option<&[u8; TURN]>, mut bytes: By
                 *lane = add(bytes.vector(), *lane, over);
             }
         }
-        // What is folded is as good as a message of its own in front of what is left.
+        // The folded lanes are like a message of their own before the remaining bytes.
         let len = TURN + bytes.from.len();
         for lane in lanes {
             sum = add(sum, lane, weights(len, at));
@@ -113,7 +113,8 @@ pub(super) fn remainder(value: __m128i) -> u32 {
     _mm_extract_epi32::<2>(_mm_xor_si128(value, product)).cast_unsigned()
 }
 
-/// What is still to be read, and where it goes: with `COPY` as many bytes there are valid for writes, else it is not used.
+/// The remaining bytes, and the place of their copy: with `COPY` as many bytes there are valid for writes, otherwise it
+/// is not used.
 struct BytesBy16<'a, const COPY: bool> {
     from: Span<'a>,
     to: *mut u8,
@@ -129,7 +130,7 @@ impl<const COPY: bool> BytesBy16<'_, COPY> {
         // SAFETY: 16 bytes are read from a span of 16.
         let vector = unsafe { _mm_loadu_si128(now.address().cast()) };
         if COPY {
-            // SAFETY: 16 bytes are written where as many are valid as `from` had, which were 16 at least.
+            // SAFETY: as many bytes are valid for writes as `from` had, which were at least 16.
             unsafe { _mm_storeu_si128(self.to.cast(), vector) };
             // SAFETY: as above, so it is inside or at the end.
             self.to = unsafe { self.to.add(VECTOR) };
@@ -137,17 +138,17 @@ impl<const COPY: bool> BytesBy16<'_, COPY> {
         vector
     }
 
-    /// The last bytes, 15 at most, with zeros behind them.
+    /// The last bytes, at most 15, padded with zeros.
     #[inline]
     #[target_feature(enable = "sse4.1")]
     fn last(&mut self) -> __m128i {
         let (vector, len) = (load_part(self.from), self.from.len());
         if COPY {
-            // What was read is what is written, whoever writes there meanwhile.
+            // Writes the bytes that were read, even if the source is written meanwhile.
             let mut bytes = [0; VECTOR];
             // SAFETY: 16 bytes are written to an array of 16.
             unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), vector) };
-            // SAFETY: as many bytes are written as `from` has, 15 at most, and so many are valid there.
+            // SAFETY: at most 15 bytes are written, as many as `from` has, and as many are valid for writes.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.to, len) };
         }
         vector
@@ -161,7 +162,7 @@ fn load(bytes: &[u8; VECTOR]) -> __m128i {
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
 
-/// 15 bytes at most, with zeros behind them, by two loads that overlap.
+/// At most 15 bytes, padded with zeros, by two overlapping loads.
 #[inline]
 #[target_feature(enable = "sse4.1")]
 fn load_part(bytes: Span<'_>) -> __m128i {

@@ -6,9 +6,9 @@ use super::constants::{self, LIMIT, coefficients};
 use super::pclmulqdq;
 use crate::memory::{Span, SpanMut};
 
-/// BytesBy64 of a vector.
+/// The bytes of a vector.
 const VECTOR: usize = 64;
-/// BytesBy64 of the vectors that a turn of the loop over long messages takes.
+/// The bytes processed in an iteration of the loop over long messages.
 const TURN: usize = 4 * VECTOR;
 
 /// Whether the processor can call the functions of this module.
@@ -48,12 +48,12 @@ fn run<const COPY: bool>(register: u32, mask: __m512i, mut bytes: BytesBy64<'_, 
         return remainder(multiply(vector, weights(len, 0)));
     }
     let vector = _mm512_xor_si512(_mm512_or_si512(bytes.vector(), mask), register);
-    // The length of the message that is summed, and which of its vectors is next.
+    // The length of the summed message, and the number of its next vector.
     let (mut sum, len, mut at) = if len < LIMIT {
         (multiply(vector, weights(len, 0)), len, 1)
     } else {
         let lanes = fold([vector, bytes.vector(), bytes.vector(), bytes.vector()], &mut bytes);
-        // What is folded is as good as a message of its own in front of what is left.
+        // The folded lanes are like a message of their own before the remaining bytes.
         let len = TURN + bytes.from.len();
         let mut sum = multiply(lanes[0], weights(len, 0));
         for (i, &lane) in lanes.iter().enumerate().skip(1) {
@@ -71,7 +71,7 @@ fn run<const COPY: bool>(register: u32, mask: __m512i, mut bytes: BytesBy64<'_, 
     remainder(sum)
 }
 
-/// Adds the lanes to what is so much further on in the message, for as long as there are whole turns.
+/// Folds the lanes into the vectors that follow, as long as there are enough bytes for a whole iteration.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 fn fold<const COPY: bool>(mut lanes: [__m512i; 4], bytes: &mut BytesBy64<'_, COPY>) -> [__m512i; 4] {
@@ -125,7 +125,8 @@ fn remainder(lanes: __m512i) -> u32 {
     pclmulqdq::remainder(value)
 }
 
-/// What is still to be read, and where it goes: with `COPY` as many bytes there are valid for writes, else it is not used.
+/// The remaining bytes, and the place of their copy: with `COPY` as many bytes there are valid for writes, otherwise it
+/// is not used.
 struct BytesBy64<'a, const COPY: bool> {
     from: Span<'a>,
     to: *mut u8,
@@ -141,7 +142,7 @@ impl<const COPY: bool> BytesBy64<'_, COPY> {
         // SAFETY: 64 bytes are read from a span of 64.
         let vector = unsafe { _mm512_loadu_si512(now.address().cast()) };
         if COPY {
-            // SAFETY: 64 bytes are written where as many are valid as `from` had, which were 64 at least.
+            // SAFETY: as many bytes are valid for writes as `from` had, which were at least 64.
             unsafe { _mm512_storeu_si512(self.to.cast(), vector) };
             // SAFETY: as above, so it is inside or at the end.
             self.to = unsafe { self.to.add(VECTOR) };
@@ -149,14 +150,14 @@ impl<const COPY: bool> BytesBy64<'_, COPY> {
         vector
     }
 
-    /// The last bytes, 64 at most, with zeros behind them.
+    /// The last bytes, at most 64, padded with zeros.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,bmi2")]
     fn last(&mut self) -> __m512i {
-        // SAFETY: only as many bytes are read as there are.
+        // SAFETY: only existing bytes are read.
         let vector = unsafe { _mm512_maskz_loadu_epi8(first(self.from.len()), self.from.address().cast()) };
         if COPY {
-            // SAFETY: only as many bytes are written as `from` has, and so many are valid there.
+            // SAFETY: as many bytes are written as `from` has, and as many are valid for writes.
             unsafe { _mm512_mask_storeu_epi8(self.to.cast(), first(self.from.len()), vector) };
         }
         vector
@@ -170,7 +171,7 @@ fn load(bytes: &[u8; VECTOR]) -> __m512i {
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
-/// The mask of the first `count` bytes of a vector, all of them if there are more.
+/// The mask of the first `count` bytes of a vector, or of all if there are more.
 #[inline]
 #[target_feature(enable = "bmi2")]
 fn first(count: usize) -> __mmask64 {

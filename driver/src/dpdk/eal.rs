@@ -1,7 +1,7 @@
 //! DPDK's environment (EAL), which is started once in a process, with the application's arguments.
 //!
-//! EAL starts on a thread of its own, because it ties its caller to a core. Every thread that polls a port registers
-//! itself: pools have caches only for registered threads.
+//! EAL starts on a separate thread, because it pins its caller to a core. Every thread that polls a port registers
+//! itself, because pools have caches only for registered threads.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
@@ -13,13 +13,12 @@ use ferroce_dpdk_sys as sys;
 
 use crate::Error;
 
-/// The shim over this system's DPDK.
+/// Loads the shim over this system's DPDK.
 pub(super) fn load() -> Result<&'static sys::Functions, Error> {
     sys::load().map_err(|error| Error::NoDpdk { reason: error.to_string() })
 }
 
-/// Loads the shim and starts EAL with `arguments`, or sees that it runs with them. No arguments are those it runs
-/// with.
+/// Loads the shim and starts EAL with `arguments`, or checks that it runs with them. Empty arguments match any.
 pub(super) fn start(arguments: &[String]) -> Result<&'static sys::Functions, Error> {
     let shim = load()?;
     let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,41 +42,41 @@ pub(super) fn start(arguments: &[String]) -> Result<&'static sys::Functions, Err
     Ok(shim)
 }
 
-/// Gives the calling thread a place in DPDK's per-thread caches of packet buffers, until it ends.
-/// Without one each burst takes its buffers from the shared part of a pool, and cold ones.
+/// Registers the calling thread for DPDK's per-thread caches of packet buffers, until it ends. Otherwise each burst
+/// would take its buffers from the shared part of a pool, where they are not in the cache.
 #[inline]
 pub(super) fn enter() {
-    // A thread that is ending does without.
+    // Not registered while the thread is ending.
     let _ = REGISTRATION.try_with(|_| ());
 }
 
-/// DPDK's error numbers are the system's, negated, and a few of its own, which have no text there.
+/// DPDK's error numbers are negated system error numbers, and some of its own, which have no system text.
 pub(super) fn os_error(what: &'static str, port: &str, result: i32) -> Error {
     Error::Os { what, interface: port.to_owned(), source: io::Error::from_raw_os_error(result.abs()) }
 }
 
 const PARAMETER: &str = "EAL arguments";
 
-/// The arguments of the first start, and the error number if it failed. EAL can't be tried again.
+/// The arguments of the first start, and the error number if it failed. EAL can't be started again.
 static RUNNING: Mutex<Option<(Vec<String>, Started)>> = Mutex::new(None);
 
-/// The same as EAL has them: it keeps pointers to them and changes their order.
+/// The arguments as passed to EAL, which keeps pointers to them and changes their order.
 static ARGUMENTS: AtomicPtr<*mut c_char> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether EAL runs, or DPDK's error number.
+/// The result of starting EAL, with DPDK's error number.
 type Started = Result<(), i32>;
 
 thread_local! {
     static REGISTRATION: ThreadRegistration = ThreadRegistration::take();
 }
 
-/// What gives the place back; `None` if there was none to be had.
+/// Unregisters the thread; `None` if registration failed.
 struct ThreadRegistration(Option<&'static sys::Functions>);
 
 impl ThreadRegistration {
     fn take() -> ThreadRegistration {
-        // SAFETY: EAL runs, for a port is open; the thread is none of EAL's, for those run no code
-        // of ours but `initialise`.
+        // SAFETY: EAL runs, because a port is open. The thread is not one of EAL's, because those execute none of this
+        // crate's code except `initialise`.
         ThreadRegistration(sys::load().ok().filter(|shim| unsafe { (shim.thread_register)() } == 0))
     }
 }
@@ -85,14 +84,14 @@ impl ThreadRegistration {
 impl Drop for ThreadRegistration {
     fn drop(&mut self) {
         if let Some(shim) = self.0 {
-            // SAFETY: this thread registered itself.
+            // SAFETY: this thread was registered.
             unsafe { (shim.thread_unregister)() };
         }
     }
 }
 
-/// Runs DPDK's `rte_eal_init` on a thread of its own: it ties its caller to a core, and makes it the "main
-/// lcore", of which there is one, while ports here move between threads.
+/// Calls DPDK's `rte_eal_init` on a separate thread: it pins its caller to a core and makes it the only "main lcore",
+/// while ports here are moved between threads.
 fn initialise(shim: &'static sys::Functions, arguments: &[String]) -> Result<Started, Error> {
     let mut owned = vec![CString::from(c"ferroce")];
     for argument in arguments {
@@ -108,7 +107,7 @@ fn initialise(shim: &'static sys::Functions, arguments: &[String]) -> Result<Sta
         let count = pointers.len() as i32 - 1;
         let pointers = Vec::leak(pointers).as_mut_ptr();
         ARGUMENTS.store(pointers, Ordering::Relaxed);
-        // SAFETY: an argument vector as main() gets it, never freed; the first and only call.
+        // SAFETY: an argument vector as for main(), which is never freed. This is the only call.
         match unsafe { (shim.eal_start)(count, pointers) } {
             0 => Ok(()),
             code => Err(code.abs()),
@@ -122,7 +121,7 @@ fn initialise(shim: &'static sys::Functions, arguments: &[String]) -> Result<Sta
 }
 
 fn refused(shim: &sys::Functions, arguments: &[String], code: i32) -> Error {
-    // SAFETY: always a string, static or this thread's.
+    // SAFETY: always a string, either static or of this thread.
     let reason = unsafe { CStr::from_ptr((shim.error_text)(code)) }.to_string_lossy();
     Error::Invalid {
         parameter: PARAMETER,

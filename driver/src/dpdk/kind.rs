@@ -1,48 +1,48 @@
 //! Properties of a port's driver that DPDK does not report.
 //!
-//! A memif copies in bulk only if one buffer of the pool holds one buffer of the ring (receiving), or the other way
-//! round (sending). So the rooms of the pools' buffers are fitted to `bsize`. Its bulk path spends one buffer of the
-//! ring on each segment, and the marks of a chain stay in the buffers for the next frame. So frames are never larger
-//! than `bsize`.
+//! A memif copies in bulk only if one buffer of the pool is large enough for one buffer of the ring (receiving), or the
+//! other way round (sending). So the sizes of the pools' buffers are adapted to `bsize`. Its bulk path uses one buffer
+//! of the ring for each segment, and the flags of a chain remain set in the buffers for the next frame. So frames are
+//! never larger than `bsize`.
 //!
-//! A memif could gather payloads too. But to copy them through the CRC and let the memif copy one piece was 1.40 times
-//! as fast with 1 KiB of payload and 1.13 times with 4 KiB: three segments a frame cost more than a copy within the
-//! cache.
+//! A memif could gather payloads too. But copying them with the CRC and letting the memif copy one segment was 1.40
+//! times as fast with 1 KiB of payload and 1.13 times with 4 KiB: three segments for each frame cost more than a copy
+//! within the cache.
 
 use crate::Error;
 
-/// What there is to know of a port beyond [`PortInfo`](ferroce_dpdk_sys::PortInfo).
+/// The properties of a port that [`PortInfo`](ferroce_dpdk_sys::PortInfo) does not contain.
 #[derive(Debug)]
 pub(super) struct Kind {
-    /// There is no link that has an MTU; what the two ends agree on passes.
+    /// There is no link with an MTU: any MTU that the two ends agree on is possible.
     pub(super) any_mtu: bool,
-    /// Largest frame, Ethernet header included, and the argument that says so.
+    /// The largest frame, including the Ethernet header, and the argument that limits it.
     pub(super) largest: Option<(usize, &'static str)>,
-    /// Frames that its rings hold each way, whatever numbers of descriptors it is given.
+    /// Frames that its rings hold in each direction, regardless of the requested descriptors.
     pub(super) ring: u32,
-    /// Room for a frame in a buffer to receive into, at least.
+    /// The least room for a frame in a receive buffer.
     pub(super) rx_room: usize,
-    /// Why payloads are copied although the port sends from several places; `None` if they aren't.
+    /// The reason for copying payloads although the port can gather; `None` if they are not copied.
     pub(super) copies: Option<&'static str>,
-    /// The kernel has an interface there, and receives every frame as well: it answers ARP and ND.
+    /// Whether the kernel has an interface there that also receives every frame: it answers ARP and ND.
     pub(super) kernel_answers: bool,
-    /// The kernel's interface is the other end, not this one.
+    /// Whether the kernel's interface is the other end, not this one.
     pub(super) kernel_is_peer: bool,
-    /// Starting it looks once for its other end, and without that nothing ever passes; `None` where
-    /// there is no such thing.
+    /// Whether starting it tries once to reach its other end, without which no frames are exchanged; `None` for other
+    /// ports.
     pub(super) calls_peer: Option<Tries>,
 }
 
-/// How often a port can be started to look for its other end.
+/// How often a port can be started to reach its other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tries {
-    /// A start that is refused leaves it of no use.
+    /// After a failed start it is unusable.
     One,
     Many,
 }
 
 impl Kind {
-    /// Of the port of that driver, made with those arguments.
+    /// The properties of a port of this driver with these arguments.
     pub(super) fn of(driver: &str, arguments: &str, multi_segment: bool) -> Result<Kind, Error> {
         let mut kind = Kind {
             any_mtu: false,
@@ -59,16 +59,16 @@ impl Kind {
                 kind.any_mtu = true;
                 let buffer = number(arguments, "bsize", MEMIF_BUFFER)?;
                 kind.ring = 1 << number(arguments, "rsize", MEMIF_LOG2_RING)?.min(14);
-                // One frame a buffer: a chain marks its buffers, and nobody takes the marks off
-                // again when they hold a frame of their own.
+                // One frame in each buffer: a chain sets flags in its buffers, which are not reset when they contain a
+                // frame of their own.
                 kind.largest = Some((buffer, "bsize"));
-                // Frames are copied in bulk only where one buffer is sure to take one of the ring's.
+                // Frames are copied in bulk only if one buffer is always large enough for one of the ring.
                 kind.rx_room = buffer.max(USUAL_ROOM);
-                // Measured: see the module.
+                // Measured: see the module documentation.
                 kind.copies = Some("a memif copies as well, and faster from one place");
                 kind.calls_peer = match (value(arguments, "role"), value(arguments, "zero-copy")) {
                     (Some("server" | "master"), _) => None,
-                    // It shares the pool's memory, and a refusal closes that for good.
+                    // It shares the pool's memory, and a refusal closes this permanently.
                     (_, Some("yes")) => Some(Tries::One),
                     _ => Some(Tries::Many),
                 };
@@ -103,7 +103,7 @@ impl Kind {
     }
 }
 
-/// Less is refused by many a driver (net_af_xdp for one).
+/// Many drivers, such as net_af_xdp, refuse less.
 const USUAL_ROOM: usize = 2048;
 
 // Defaults of the drivers (rte_eth_memif.h, rte_eth_ring.c, rte_eth_af_packet.c).
@@ -111,7 +111,7 @@ const MEMIF_BUFFER: usize = 2048;
 const MEMIF_LOG2_RING: usize = 10;
 const RING: u32 = 1024;
 const AF_PACKET_FRAME: usize = 2048;
-/// What the kernel puts in front of a received frame (TPACKET_V2), at most.
+/// The most that the kernel writes before a received frame (TPACKET_V2).
 const AF_PACKET_HEADER: usize = 80;
 
 fn value<'a>(arguments: &'a str, key: &str) -> Option<&'a str> {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memif_tells_its_frames_by_its_arguments() {
+    fn the_arguments_of_a_memif_determine_its_frames() {
         let of = |arguments| Kind::of("net_memif", arguments, true).unwrap();
         let plain = of("role=server,id=0,socket=/run/x.sock");
         assert_eq!((plain.largest, plain.ring), (Some((2048, "bsize")), 1024));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_are_gathered_only_where_they_are_read_during_the_call() {
+    fn payloads_are_gathered_only_if_read_during_the_call() {
         let copies = |driver, arguments| Kind::of(driver, arguments, true).unwrap().copies.is_some();
         for driver in ["net_af_packet", "net_pcap", "net_tap"] {
             assert!(!copies(driver, ""), "{driver}");

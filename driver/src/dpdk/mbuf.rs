@@ -1,6 +1,6 @@
-//! Packet buffers: pools of them, and those that the driver holds.
+//! Packet buffers: their pools, and the buffers that the driver has.
 //!
-//! A payload that is sent from registered memory is held by a `Pinned` in the private data of its buffer, which is
+//! A payload that is sent from registered memory is kept by a `Pinned` in the private data of its buffer, which is
 //! dropped when DPDK frees the buffer.
 
 use std::ffi::{CString, c_void};
@@ -15,9 +15,9 @@ use super::eal;
 use crate::memory::Pinned;
 use crate::{Error, TAIL_MAX};
 
-/// Most frames in one call of the port, each way.
+/// The most frames in one call of the port, in each direction.
 pub(super) const BURST: usize = 32;
-/// Buffers that a thread keeps for itself.
+/// Buffers in a thread's cache.
 const CACHE: u32 = 256;
 
 /// A pool of buffers, each with `room` bytes for a frame.
@@ -28,13 +28,13 @@ pub(super) struct Pool {
     count: u32,
 }
 
-// SAFETY: DPDK's pools are for any thread, several at once.
+// SAFETY: DPDK's pools may be used by several threads at once.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// `frames` buffers that are in use at once at most, and what the threads' caches keep back.
+    /// Creates a pool for `frames` buffers in use at once, and those in the threads' caches.
     pub(super) fn new(
         shim: &'static sys::Functions,
         port: &str,
@@ -46,10 +46,10 @@ impl Pool {
         static NAMES: AtomicU32 = AtomicU32::new(0);
         let name = format!("ferroce{}", NAMES.fetch_add(1, Ordering::Relaxed));
         let name = CString::new(name).unwrap_or_default();
-        // A thread that returns what another took has half as much again in its cache.
+        // The cache of a thread that frees the buffers of another thread may hold half as many again.
         let count = frames + 3 * CACHE + 4 * BURST as u32;
         let mut error = 0;
-        // SAFETY: the name is a string, which is copied; EAL runs; `error` outlives the call.
+        // SAFETY: the name is a string, which is copied. EAL runs, and `error` outlives the call.
         let pool =
             unsafe { (shim.pool_create)(name.as_ptr(), count, CACHE, private, room, node, &raw mut error) };
         match NonNull::new(pool) {
@@ -71,16 +71,16 @@ impl Drop for Pool {
         // SAFETY: the pool exists.
         let free = unsafe { (self.shim.pool_available)(self.as_ptr()) };
         if free == self.count {
-            // SAFETY: every buffer is back, so nobody knows one.
+            // SAFETY: every buffer was returned, so none is in use.
             unsafe { (self.shim.pool_free)(self.as_ptr()) };
         } else {
-            // As with net_ring, whose other end has what was sent.
+            // For example, the other end of a net_ring has sent frames.
             warn!("{} packet buffers are still in use, so their pool stays", self.count - free);
         }
     }
 }
 
-/// Buffers that were taken from a pool and not used yet: taking one is costly, 32 hardly more.
+/// Buffers taken from a pool and not yet used. Taking one is expensive, and taking 32 costs little more.
 #[derive(Debug)]
 pub(super) struct Spare {
     shim: &'static sys::Functions,
@@ -89,7 +89,7 @@ pub(super) struct Spare {
     left: usize,
 }
 
-/// A buffer in hand, and where its data go.
+/// A taken buffer, and the place of its data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buffer {
     pub(super) mbuf: *mut sys::Mbuf,
@@ -105,7 +105,7 @@ impl Spare {
     #[inline]
     pub(super) fn peek(&mut self, pool: &Pool) -> Option<Buffer> {
         if self.left == 0 {
-            // SAFETY: room for as many pointers of either kind as are asked for.
+            // SAFETY: there is room for the requested number of pointers of either kind.
             let result = unsafe {
                 (self.shim.take)(
                     pool.as_ptr(),
@@ -122,7 +122,7 @@ impl Spare {
         Some(Buffer { mbuf: self.mbufs[self.left - 1], room: self.rooms[self.left - 1] })
     }
 
-    /// The next two; a stock that is used in pairs has always both.
+    /// The next two buffers. A stock that is used in pairs always has both.
     #[inline]
     pub(super) fn peek_two(&mut self, pool: &Pool) -> Option<[Buffer; 2]> {
         let last = self.peek(pool)?;
@@ -130,21 +130,21 @@ impl Spare {
         Some([last, Buffer { mbuf: self.mbufs[at], room: self.rooms[at] }])
     }
 
-    /// The buffer that [`peek`](Spare::peek) showed is somebody else's now.
+    /// Removes the buffer that [`peek`](Spare::peek) returned, because it has been handed over.
     #[inline]
     pub(super) fn used(&mut self) {
         self.left -= 1;
     }
 
-    /// Gives all back to their pool.
+    /// Returns all buffers to their pool.
     pub(super) fn release(&mut self) {
-        // SAFETY: `left` buffers, ours until now.
+        // SAFETY: these `left` buffers belong to the driver.
         unsafe { (self.shim.give)(self.mbufs.as_mut_ptr(), self.left as u32) };
         self.left = 0;
     }
 }
 
-/// Frames that were made and not taken by the port yet.
+/// Frames that the port has not taken yet.
 #[derive(Debug)]
 pub(super) struct Outbox {
     shim: &'static sys::Functions,
@@ -162,18 +162,18 @@ impl Outbox {
         self.len < BURST
     }
 
-    /// Takes a frame over. There is [room](Outbox::has_room).
+    /// Appends a frame. There is [room](Outbox::has_room).
     #[inline]
     pub(super) fn push(&mut self, mbuf: *mut sys::Mbuf) {
         self.mbufs[self.len] = mbuf;
         self.len += 1;
     }
 
-    /// Offers all to the port; returns whether it took them.
+    /// Offers all frames to the port. Returns whether it took them.
     #[inline]
     pub(super) fn flush(&mut self, port: u16, queue: u16) -> bool {
         if self.len > 0 {
-            // SAFETY: the frames are ours and complete; those that are sent are the port's.
+            // SAFETY: the frames are complete and belong to the driver; those that are sent then belong to the port.
             let sent = unsafe { (self.shim.tx_burst)(port, queue, self.mbufs.as_mut_ptr(), self.len as u16) };
             let sent = usize::from(sent).min(self.len);
             self.mbufs.copy_within(sent..self.len, 0);
@@ -182,34 +182,34 @@ impl Outbox {
         self.len == 0
     }
 
-    /// Gives all back to their pools.
+    /// Returns all frames to their pools.
     pub(super) fn release(&mut self) {
-        // SAFETY: the frames are ours.
+        // SAFETY: the frames belong to the driver.
         unsafe { (self.shim.give)(self.mbufs.as_mut_ptr(), self.len as u32) };
         self.len = 0;
     }
 }
 
-/// What a payload's buffer has in its private data.
+/// The private data of a payload's buffer.
 #[repr(C)]
 struct Private {
     shared: sys::Shared,
     pinned: MaybeUninit<Pinned>,
 }
 
-/// Bytes of private data in the buffers that payloads hang on.
+/// Bytes of private data in the buffers of payloads.
 pub(super) const PRIVATE: u16 = size_of::<Private>().next_multiple_of(8) as u16;
-/// What can be in front of a payload that stays where it is: more than all headers of RoCE together.
+/// The longest head before a payload that is not copied: more than all RoCE headers together.
 pub(super) const HEAD_ROOM: usize = 256;
-/// Room in the buffers of payloads, for a tail.
+/// Room for a tail in the buffers of payloads.
 pub(super) const SEGMENT_ROOM: u16 = TAIL_MAX as u16;
 
-/// Makes one frame of `head`, `pinned` and `tail`, which then is `head`'s. `payload` and `tail` come
-/// from a pool with [`PRIVATE`] bytes.
+/// Makes one frame of `head`, `pinned` and `tail`, which `head` then owns. `payload` and `tail` must be from a pool
+/// with [`PRIVATE`] bytes.
 ///
 /// # Safety
-/// The three buffers are in hand, `head_len` and `tail_len` bytes of theirs are written, and the port
-/// that sends the frame reads it with the processor: the payload has no address for a device.
+/// The three buffers must belong to the caller, with `head_len` and `tail_len` bytes written, and the port that sends
+/// the frame must read it with the CPU: the payload has no address for a device.
 #[inline]
 pub(super) unsafe fn chain(
     shim: &sys::Functions,
@@ -221,8 +221,8 @@ pub(super) unsafe fn chain(
     tail_len: usize,
 ) {
     let (address, len) = (pinned.address().as_ptr(), pinned.len());
-    // SAFETY: the buffer is ours and has `PRIVATE` bytes of private data, aligned to 8, in which the
-    // pin stays until `released`; DPDK calls that once, when nobody needs the payload any more.
+    // SAFETY: the buffer belongs to the caller and has `PRIVATE` bytes of private data, aligned to 8. The pin is kept
+    // there until `released`, which DPDK calls once, when the payload is no longer needed.
     unsafe {
         let private = (shim.private_data)(payload).cast::<Private>();
         let place = (&raw mut (*private).pinned).cast::<Pinned>();
@@ -243,6 +243,6 @@ pub(super) unsafe fn chain(
 }
 
 unsafe extern "C" fn released(_: *mut c_void, pinned: *mut c_void) {
-    // SAFETY: `chain` put a pin there, and this is the one call for it.
+    // SAFETY: `chain` stored a pin there, and this is the only call for it.
     unsafe { pinned.cast::<Pinned>().drop_in_place() };
 }

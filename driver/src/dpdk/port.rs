@@ -1,8 +1,8 @@
 //! A port of DPDK, from its configuration to its end.
 //!
-//! When its last queue is dropped, the port removes its device, so nothing stays behind; if it is opened again, the
-//! device is made again. Before it removes the device it waits for DPDK's control thread, which may be taking the same
-//! memif apart.
+//! When its last queue is dropped, the port removes its device, so nothing remains; if it is opened again, the device
+//! is created again. Before removing the device it waits for DPDK's control thread, which may be closing the same
+//! memif.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
@@ -23,7 +23,8 @@ use crate::neighbour::Neighbours;
 use crate::netlink::{Interface, Netlink};
 use crate::{Error, ROCE_PORT};
 
-/// An Ethernet device of EAL that runs: what the queues of a port share. Stopped and taken off when its last queue is dropped.
+/// A running Ethernet device of EAL, shared by the queues of a port. It is stopped and removed when its last queue is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct EthDevice {
     pub(super) shim: &'static sys::Functions,
@@ -35,18 +36,18 @@ pub(super) struct EthDevice {
     pub(super) mtu: u32,
     pub(super) addresses: Vec<(IpAddr, u8)>,
     pub(super) link: NeighbourSource,
-    /// How frames are spread over the queues, and which come: for people.
+    /// The distribution of frames over the queues, and the received frames, for the description.
     pub(super) steering: String,
     pub(super) queues: Vec<Pools>,
     started: bool,
 }
 
-/// Who knows the neighbours.
+/// The source of neighbours' hardware addresses.
 #[derive(Debug)]
 pub(super) enum NeighbourSource {
-    /// The kernel, whose interface is behind the port and receives every frame as well.
+    /// The kernel, whose interface on this port also receives every frame.
     Kernel { netlink: Mutex<Netlink>, index: u32 },
-    /// We, for ARP and neighbour discovery come to the port.
+    /// This driver, because the port receives ARP and neighbour discovery.
     Own(Mutex<Neighbours>),
 }
 
@@ -62,29 +63,29 @@ impl NeighbourSource {
 pub(super) struct Pools {
     pub(super) rx: Pool,
     pub(super) tx: Pool,
-    /// For frames whose payload stays where it is.
+    /// For frames whose payload is not copied.
     pub(super) gather: Option<GatherPools>,
 }
 
-/// The pools of the pieces of a frame.
+/// The pools for the parts of a frame.
 #[derive(Debug)]
 pub(super) struct GatherPools {
-    /// For what is in front of the payload.
+    /// For the part before the payload.
     pub(super) heads: Pool,
-    /// For the payload and for what is behind it.
+    /// For the payload and the part after it.
     pub(super) segments: Pool,
 }
 
 impl EthDevice {
-    /// Configures and starts the port with as many queues.
+    /// Configures and starts the port with `queues` queues.
     pub(super) fn start(config: &DpdkConfig, queues: u16) -> Result<EthDevice, Error> {
         let shim = eal::start(&config.eal)?;
         let claim = Claim::new(find(shim, &config.port)?, &config.port)?;
         let id = claim.0;
         let info = info(shim, id, &config.port)?;
-        // SAFETY: a string of the driver's, static.
+        // SAFETY: a static string of the driver.
         let driver = unsafe { text(info.driver) };
-        // SAFETY: a string that lives as long as the port's device.
+        // SAFETY: a string that exists as long as the port's device.
         let arguments = unsafe { text(info.arguments) };
         let kind = Kind::of(&driver, &arguments, info.multi_segment != 0)?;
         let mut port = EthDevice {
@@ -101,7 +102,7 @@ impl EthDevice {
             queues: Vec::new(),
             started: false,
         };
-        // The port has the claim from here on.
+        // The port owns the claim from here on.
         mem::forget(claim);
         port.configure(config, &info, queues)?;
         port.set_up_queues(config, queues)?;
@@ -118,9 +119,8 @@ impl EthDevice {
         Ok(port)
     }
 
-    /// Starts the port of a client, again where that may help, until its other end is there. A start
-    /// whose answer is still under way is not broken off lightly: a server that answers nobody
-    /// panics (DPDK 22.11).
+    /// Starts the port of a client, repeatedly if this may help, until its other end is connected. A start is not given
+    /// up early while an answer may be pending: a server that answers a client that has ended panics (DPDK 22.11).
     fn call_peer(&mut self, tries: Tries) -> Result<(), Error> {
         let deadline = Instant::now() + PEER_PATIENCE;
         let mut patience = match tries {
@@ -128,11 +128,11 @@ impl EthDevice {
             Tries::Many => PEER_TIME,
         };
         loop {
-            // SAFETY: the port is configured, its queues are set up, and it is stopped.
+            // SAFETY: the port is configured and stopped, and its queues are set up.
             self.started = unsafe { (self.shim.port_start)(self.id) } == 0;
             let try_ends = deadline.min(Instant::now() + if self.started { patience } else { PEER_PAUSE });
             while Instant::now() < try_ends {
-                // SAFETY: the port is there.
+                // SAFETY: the port exists.
                 if self.started && unsafe { (self.shim.link_is_up)(self.id) } != 0 {
                     return Ok(());
                 }
@@ -153,13 +153,13 @@ impl EthDevice {
             }
             if self.started {
                 patience *= 2;
-                // SAFETY: the port is started, and nobody but this function has it.
+                // SAFETY: the port is started, and only this function uses it.
                 unsafe { (self.shim.port_stop)(self.id) };
             }
         }
     }
 
-    /// One line for people.
+    /// The description, in one line.
     pub(super) fn describe(&self, queue: u16) -> String {
         let payloads = match self.kind.copies {
             None => "payloads sent from registered memory".to_owned(),
@@ -174,16 +174,16 @@ impl EthDevice {
         )
     }
 
-    /// The speed of its link in bit/s, if that is known.
+    /// The speed of its link in bit/s, if known.
     pub(super) fn speed(&self) -> Option<u64> {
-        // SAFETY: the port is there.
+        // SAFETY: the port exists.
         match unsafe { (self.shim.link_speed)(self.id) } {
             0 => None,
             megabits => Some(u64::from(megabits) * 1_000_000),
         }
     }
 
-    /// Frames lost before they were received, and those that were not sent.
+    /// Frames lost before they were received, and frames that were not sent.
     pub(super) fn losses(&self) -> (u64, u64) {
         let mut losses = sys::Losses::default();
         // SAFETY: `losses` outlives the call.
@@ -193,7 +193,7 @@ impl EthDevice {
         }
     }
 
-    /// Largest frame that is sent.
+    /// The largest frame that is sent.
     pub(super) fn max_frame(&self) -> usize {
         self.mtu as usize + FRAME_OVERHEAD
     }
@@ -214,7 +214,7 @@ impl EthDevice {
             self.check_mtu(mtu, info.min_mtu, info.max_mtu, "its driver allows")?;
             settings.mtu = mtu;
         }
-        // SAFETY: the settings outlive the call; the port is ours and stopped.
+        // SAFETY: the settings outlive the call, and the port belongs to this process and is stopped.
         let result = unsafe { (self.shim.port_configure)(self.id, &raw const settings) };
         self.check("configuring the port", result)?;
         self.steering = match (queues, info.rss_udp != 0) {
@@ -250,7 +250,7 @@ impl EthDevice {
                     }
                 }
                 match wanted {
-                    // What DPDK takes for the MTU until somebody sets it is 1500.
+                    // Until an MTU is set, DPDK reports 1500.
                     None if self.has_kernel(info) => {
                         let interface = kernel_interface(&Netlink::open()?, info.interface)?;
                         interface.mtu.min(limit).min(info.max_mtu)
@@ -302,7 +302,7 @@ impl EthDevice {
                 tx: pool(tx_frames, max_frame, 0)?,
                 gather: gather.transpose()?,
             };
-            // SAFETY: the port is configured and stopped; the pool lives until the port is closed.
+            // SAFETY: the port is configured and stopped, and the pool exists until the port is closed.
             let result = unsafe { (self.shim.rx_queue)(self.id, queue, rx, node, pools.rx.as_ptr()) };
             self.queues.push(pools);
             self.check("setting up a receive queue", result)?;
@@ -313,29 +313,29 @@ impl EthDevice {
         Ok(())
     }
 
-    /// What can be asked of a port only when it runs.
+    /// The configuration that needs a running port.
     fn finish(&mut self, queues: u16, info: &sys::PortInfo) -> Result<(), Error> {
         let mut mac = [0; 6];
         // SAFETY: `mac` outlives the call.
         let result = unsafe { (self.shim.port_mac)(self.id, &raw mut mac) };
         self.check("reading the hardware address", result)?;
         self.mac = mac;
-        // Neighbour discovery and multicast datagrams. A port that can't filter hears all of them.
+        // For neighbour discovery and multicast datagrams. A port without a filter receives all of them.
         // SAFETY: the port runs.
         let result = unsafe { (self.shim.port_hear_multicast)(self.id) };
         if result != 0 && result != -libc::ENOTSUP {
             let why = eal::os_error("enabling multicast frames", &self.name, result);
             warn!(port = self.name, "{why}");
         }
-        // Without such a rule everything comes, and the engine leaves aside what is not for it.
-        // SAFETY: the port runs with as many queues.
+        // Without such a rule all frames are received, and the engine ignores those of others.
+        // SAFETY: the port runs with `queues` queues.
         if unsafe { (self.shim.port_steer)(self.id, ROCE_PORT, queues, info.rss_udp) } != 0 {
             self.steering.push_str(", UDP port 4791 by a flow rule");
         }
         Ok(())
     }
 
-    /// The port's own addresses, or those of the kernel's interface behind it, and who answers for them.
+    /// Sets the port's own addresses, or those of its kernel interface, and the source of neighbours.
     fn find_addresses(&mut self, info: &sys::PortInfo) -> Result<(), Error> {
         if self.addresses.is_empty() && self.has_kernel(info) {
             let netlink = Netlink::open()?;
@@ -364,7 +364,7 @@ impl EthDevice {
         Ok(())
     }
 
-    /// Whether an interface of the kernel is this port.
+    /// Whether this port is an interface of the kernel.
     fn has_kernel(&self, info: &sys::PortInfo) -> bool {
         info.interface != 0 && !self.kind.kernel_is_peer
     }
@@ -377,14 +377,14 @@ impl EthDevice {
 impl Drop for EthDevice {
     fn drop(&mut self) {
         let arguments = info(self.shim, self.id, &self.name).map(|info| {
-            // SAFETY: a string that lives as long as the port's device.
+            // SAFETY: a string that exists as long as the port's device.
             unsafe { text(info.arguments) }
         });
         let device = format!("{},{}", self.name, arguments.unwrap_or_default());
-        // SAFETY: the port is ours, and none of its queues is in use any more. Taking its device off
-        // closes it, and what it held of the pools comes back before they go.
+        // SAFETY: the port belongs to this process, and none of its queues is in use. Removing its device closes it,
+        // which returns its buffers before the pools are freed.
         let removed = unsafe {
-            // DPDK's own thread may be at the same work, for the other end has gone.
+            // DPDK's control thread may be closing it too, because the other end has ended.
             (self.shim.await_control)();
             if self.started {
                 (self.shim.port_stop)(self.id);
@@ -400,28 +400,28 @@ impl Drop for EthDevice {
     }
 }
 
-/// Frames that wait for the engine while an address is being resolved.
+/// The most frames that wait for the engine while an address is resolved.
 pub(super) const BACKLOG: usize = 512;
 const _: () = assert!(BACKLOG.is_multiple_of(BURST));
 
-/// How long a port looks for its other end, how long that has to answer the first time, and when it is
-/// looked for again if there is nobody to answer.
+/// The time in which a port tries to reach its other end, the time for the first answer, and the pause between tries
+/// without an answer.
 const PEER_PATIENCE: Duration = Duration::from_secs(10);
 const PEER_TIME: Duration = Duration::from_secs(2);
 const PEER_PAUSE: Duration = Duration::from_millis(250);
-/// Where there is no link that has one: as much as Ethernet's jumbo frames.
+/// For ports without a link MTU: that of Ethernet's jumbo frames.
 const DEFAULT_MTU: u32 = 9000;
-/// IPv4's (RFC 791), so that everything can be told of.
+/// The least MTU of IPv4 (RFC 791), so that all MTUs can be reported.
 const MIN_MTU: u32 = 68;
 const MAX_MTU: usize = 9702;
 
 /// The ports that are open in this process.
 static OPEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
 
-/// The devices of ports that were closed, by name, with their arguments: they can be made again.
+/// The devices of closed ports, by name, with their arguments, to create them again.
 static REMOVED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 
-/// A port that nobody else has open.
+/// A claim on a port, which nothing else in this process may open.
 struct Claim(u16);
 
 impl Claim {
@@ -450,7 +450,7 @@ fn release(id: u16) {
     lock(&OPEN).retain(|open| *open != id);
 }
 
-/// The number of the port of that name. One that was closed here is made again.
+/// The number of the port of this name. If it was closed by this process, its device is created again.
 fn find(shim: &sys::Functions, name: &str) -> Result<u16, Error> {
     if let Some(device) = lock(&REMOVED).remove(name) {
         let device = CString::new(device).unwrap_or_default();
@@ -485,25 +485,25 @@ fn names(shim: &sys::Functions) -> Vec<String> {
         let Ok(port) = u16::try_from(unsafe { (shim.port_next)(next, &raw mut name) }) else {
             return names;
         };
-        // SAFETY: DPDK has ended it with NUL.
+        // SAFETY: DPDK has terminated it with NUL.
         names.push(unsafe { text(name.as_ptr()) });
         next = port + 1;
     }
 }
 
-/// A string of DPDK's; empty if there is none.
+/// A string of DPDK; empty for a null pointer.
 ///
 /// # Safety
-/// It is null, or ends with NUL and stays while this runs.
+/// It must be null, or terminated by NUL and valid during the call.
 unsafe fn text(pointer: *const c_char) -> String {
     if pointer.is_null() {
         return String::new();
     }
-    // SAFETY: not null, and the caller says the rest.
+    // SAFETY: not null; the rest is the caller's contract.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
-/// The kernel's interface of that index.
+/// The kernel's interface with this index.
 pub(super) fn kernel_interface(netlink: &Netlink, index: u32) -> Result<Interface, Error> {
     let all = netlink.interfaces()?;
     let present: Vec<_> = all.iter().map(|interface| interface.name.as_str()).collect();

@@ -1,7 +1,7 @@
-//! GPUs of NVIDIA by CUDA: `libcuda.so.1` of driver 515 or later is loaded when the first is asked for.
+//! NVIDIA GPUs with CUDA. `libcuda.so.1` of driver 515 or later is loaded on first use.
 //!
-//! A device's primary context is used, which is the one of CUDA's runtime and so of frameworks such as PyTorch: their memory is
-//! [imported](Cuda::import) by its address.
+//! The driver uses a device's primary context, which the CUDA runtime, and so frameworks such as PyTorch, use too: their
+//! memory can be [imported](Cuda::import) by its address.
 //!
 //! ```no_run
 //! use ferroce_driver::gpu::{Device, cuda};
@@ -13,7 +13,7 @@
 //! # Ok::<(), ferroce_driver::gpu::GpuError>(())
 //! ```
 //!
-//! Reductions are compiled by NVRTC (`libnvrtc.so.12`), for the first reducer.
+//! Reductions are compiled by NVRTC (`libnvrtc.so.12`) when the first reducer is created.
 
 mod buffer;
 mod compiler;
@@ -36,23 +36,23 @@ use self::library::{Functions, NO_DEVICE, SUCCESS};
 use super::{Device, GpuError, Queue, Reducer, Staging, share};
 use crate::memory::{Memory, Piece};
 
-/// A device that CUDA has found.
+/// A device found by CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Description {
-    /// Its number: `cuda:N`. `CUDA_VISIBLE_DEVICES` hides devices, and so renumbers them.
+    /// Its number, as in `cuda:N`. `CUDA_VISIBLE_DEVICES` hides devices, and so renumbers them.
     pub index: usize,
-    /// What it calls itself.
+    /// The device's name.
     pub name: String,
     /// Bytes of its memory.
     pub memory: u64,
-    /// Its place on the PCI bus, as `0000:3b:00.0`, if it tells.
+    /// Its PCI address, such as `0000:3b:00.0`, if reported.
     pub pci: Option<String>,
-    /// Whether its memory can be [exported](Memory::export) to a network card.
+    /// Whether its memory can be [exported](Memory::export) to an RNIC.
     pub has_dma_buf: bool,
 }
 
-/// The devices, in CUDA's order.
+/// All devices, in CUDA's order.
 ///
 /// # Errors
 /// [`GpuError::NoDevice`] with what is missing, if there is no driver or it has no device; [`GpuError::Call`].
@@ -61,7 +61,7 @@ pub fn devices() -> Result<Vec<Description>, GpuError> {
     (0..count).map(|index| describe(functions, index)).collect()
 }
 
-/// Opens the device `cuda:N`. Memory and queues belong to the handle that made them: open a device once.
+/// Opens the device `cuda:N`. Memory and queues belong to the handle that created them: open a device only once.
 ///
 /// # Errors
 /// [`GpuError::NoDevice`]; [`GpuError::Call`].
@@ -83,15 +83,15 @@ pub fn open(index: usize) -> Result<Arc<Cuda>, GpuError> {
     }))
 }
 
-/// The library, and how many devices it has: one at least.
+/// The library, and its number of devices, which is at least one.
 fn found(name: &str) -> Result<(&'static Functions, c_int), GpuError> {
     let none = |reason: String| GpuError::NoDevice { device: name.to_owned(), reason };
     let functions = library::functions_for(name)?;
-    // SAFETY: it may be called again and by any thread, and has no flags.
+    // SAFETY: it may be called repeatedly and by any thread, and has no flags.
     let mut code = unsafe { (functions.init)(0) };
     let mut count = 0;
     if code == SUCCESS {
-        // SAFETY: where the number is to be.
+        // SAFETY: a valid pointer to store the number.
         code = unsafe { (functions.device_count)(&mut count) };
     }
     match code {
@@ -106,7 +106,7 @@ fn found(name: &str) -> Result<(&'static Functions, c_int), GpuError> {
 
 fn device(functions: &Functions, name: &str, index: c_int) -> Result<CUdevice, GpuError> {
     let mut device = 0;
-    // SAFETY: where the device is to be.
+    // SAFETY: a valid pointer to store the device.
     let code = unsafe { (functions.device)(&mut device, index) };
     functions.check(name, "cuDeviceGet", code).map(|()| device)
 }
@@ -115,7 +115,7 @@ fn describe(functions: &Functions, index: c_int) -> Result<Description, GpuError
     let name = format!("cuda:{index}");
     let device = device(functions, &name, index)?;
     let mut memory = 0;
-    // SAFETY: where the number is to be.
+    // SAFETY: a valid pointer to store the number.
     let code = unsafe { (functions.device_memory)(&mut memory, device) };
     functions.check(&name, "cuDeviceTotalMem", code)?;
     Ok(Description {
@@ -127,13 +127,13 @@ fn describe(functions: &Functions, index: c_int) -> Result<Description, GpuError
     })
 }
 
-/// What a function says about the device, which writes no more bytes than it is told.
+/// The text that a function reports about the device. The function writes no more bytes than the length that it is passed.
 fn text(
     function: unsafe extern "C" fn(*mut c_char, c_int, CUdevice) -> u32,
     device: CUdevice,
 ) -> Option<String> {
     let mut bytes = [0_u8; 256];
-    // SAFETY: room for so many bytes.
+    // SAFETY: a buffer of the length passed.
     let code = unsafe { function(bytes.as_mut_ptr().cast(), bytes.len() as c_int, device) };
     let text = CStr::from_bytes_until_nul(&bytes).ok().filter(|_| code == SUCCESS)?;
     Some(text.to_string_lossy().into_owned())
@@ -144,62 +144,63 @@ fn has_dma_buf(functions: &Functions, device: CUdevice) -> bool {
         .is_ok_and(|supported| supported != 0)
 }
 
-/// A number that the device is asked for, or why it does not tell.
+/// An attribute of the device, or the error code.
 fn attribute(functions: &Functions, device: CUdevice, what: CUdevice_attribute) -> Result<c_int, u32> {
     let mut number = 0;
-    // SAFETY: where the number is to be.
+    // SAFETY: a valid pointer to store the number.
     match unsafe { (functions.device_attribute)(&mut number, what, device) } {
         SUCCESS => Ok(number),
         code => Err(code),
     }
 }
 
-/// A device of CUDA.
+/// A CUDA device.
 #[derive(Debug)]
 pub struct Cuda {
     this: Weak<Cuda>,
-    /// The reductions, once they are built.
+    /// The kernels of the reductions, once they are compiled.
     module: OnceLock<Result<Module, GpuError>>,
-    /// For copies that are waited for.
+    /// For synchronous copies.
     copies: Stream,
     context: Arc<Context>,
     functions: &'static Functions,
 }
 
 impl Cuda {
-    /// Memory that somebody else has allocated on this device, such as a tensor's: `len` bytes from `pointer` on, by CUDA's runtime
-    /// or in the device's primary context. `owner` is kept until the memory is dropped and its last copy has ended, and is to keep
-    /// the bytes where they are.
+    /// Imports memory that other code has allocated on this device, such as a tensor's: `len` bytes from `pointer` on,
+    /// allocated with the CUDA runtime or in the device's primary context. `owner` is kept until the memory is dropped and
+    /// its last copy has ended; it must keep the bytes at their address.
     ///
-    /// While it is registered, peers and copies read and write it at any time, by streams of their own which wait for no other. The
-    /// program orders its own kernels with completions: what it has written is there for peers when its stream has ended
-    /// (`cudaStreamSynchronize`, or an event), and what peers have written when the completion says so.
+    /// While the memory is registered, peers and copies read and write it at any time, in streams that do not synchronise
+    /// with others. The program orders its own kernels with completions: peers see its writes once its stream has been
+    /// synchronised (`cudaStreamSynchronize`, or an event), and it sees a peer's writes once the completion reports them.
     ///
-    /// A tensor of PyTorch is imported by `t.untyped_storage().data_ptr()` and `.nbytes()`: `t.data_ptr()` begins
-    /// `t.storage_offset()` elements behind, and only of a contiguous tensor (`t.is_contiguous()`) do the bytes lie in the order of the elements. `owner` holds a
-    /// reference to it (by PyO3 a `Py<PyAny>`; from C++ a `torch::Tensor`): once PyTorch has none, its cache gives the bytes to the
-    /// next tensor, and they stay allocated all the same. Memory of `cudaMallocAsync` and of expandable segments has not been tried.
+    /// For a PyTorch tensor, pass `t.untyped_storage().data_ptr()` and `.nbytes()`. `t.data_ptr()` starts
+    /// `t.storage_offset()` elements later, and only a contiguous tensor (`t.is_contiguous()`) has its bytes in the order
+    /// of the elements. `owner` holds a reference to the tensor (a `Py<PyAny>` of PyO3; from C++ a `torch::Tensor`):
+    /// without one, PyTorch's cache reuses the bytes for the next tensor, although they stay allocated. Memory of
+    /// `cudaMallocAsync` and of expandable segments is untested.
     ///
-    /// Once it is registered with an RNIC, all calls of the program on the whole allocation are synchronous
-    /// (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`), so that a card sees what has been said to have ended.
+    /// Once the memory is registered with an RNIC, the program's memory operations on the whole allocation are synchronous
+    /// (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`), so that the RNIC sees the bytes of completed copies.
     ///
     /// # Safety
-    /// The bytes stay allocated for as long as `owner` is there.
+    /// The bytes stay allocated as long as `owner` exists.
     ///
     /// # Errors
-    /// [`GpuError::Call`]: it is no memory of this device and context, or its allocation has fewer bytes.
+    /// [`GpuError::Call`]: it is not memory of this device and context, or its allocation has fewer bytes.
     pub unsafe fn import(
         &self,
         pointer: u64,
         len: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Memory, GpuError> {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { Buffer::imported(self.this(), pointer, len, owner) }
     }
 
-    /// The `CUdeviceptr` of the first of these bytes, for programs that compute with them; of a registered region by
-    /// `Context::piece`. It is valid for as long as the memory is. `None` for memory of other libraries.
+    /// The `CUdeviceptr` of the first byte, for programs that compute with the memory; `Context::piece` returns the piece
+    /// of a registered region. It is valid as long as the memory. `None` for memory of other libraries.
     pub fn pointer(piece: Piece<'_>) -> Option<u64> {
         piece.block_as::<Buffer>().map(|buffer| buffer.pointer() + piece.offset())
     }
@@ -216,7 +217,7 @@ impl Cuda {
         has_dma_buf(self.functions, self.context.device)
     }
 
-    /// The reductions, which are built for the first reducer.
+    /// The kernels of the reductions, compiled for the first reducer.
     fn module(&self) -> Result<&Module, GpuError> {
         self.module.get_or_init(|| self.build()).as_ref().map_err(GpuError::clone)
     }

@@ -55,14 +55,14 @@ pub enum GpuError {
     /// Host memory could not be allocated.
     #[error("{bytes} bytes of host memory for copies of a GPU: {reason}")]
     Staging {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
         /// The kernel's error.
         reason: String,
     },
 }
 
-/// As it reads: `main() -> Result` prints it so.
+/// The same text as `Display`, because `main() -> Result` prints it.
 impl fmt::Debug for GpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

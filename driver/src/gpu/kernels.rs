@@ -1,4 +1,4 @@
-//! What both libraries make of a computation: which kernel of `reduce.c` it is, and what that is given.
+//! The kernel of `reduce.c` for a computation and its arguments, for both libraries.
 
 use std::ffi::CString;
 
@@ -20,7 +20,7 @@ enum What {
 }
 
 impl Kernel {
-    /// That of a computation of so many sources. `None` of a copy.
+    /// The kernel of a computation of `sources` sources. `None` for a copy.
     pub(super) fn of(computation: Computation, sources: usize) -> Option<Kernel> {
         let (data_type, what) = match computation {
             _ if computation.is_copy(sources) => return None,
@@ -33,7 +33,7 @@ impl Kernel {
         Some(Kernel { data_type, what })
     }
 
-    /// All that `reduce.c` has.
+    /// All kernels of `reduce.c`.
     pub(super) fn all() -> impl Iterator<Item = Kernel> {
         DataType::ALL.iter().flat_map(|data_type| {
             let of_ops = ReduceOp::ALL.into_iter().flat_map(|op| [What::OfTwo(op), What::OfMany(op)]);
@@ -52,7 +52,7 @@ impl Kernel {
         CString::new(name).unwrap_or_default()
     }
 
-    /// How many sources it is declared with. Those beyond the computation's own are not looked at.
+    /// The number of sources in its declaration. Those beyond the computation's own are not read.
     pub(super) fn sources(self) -> usize {
         match self.what {
             What::OfTwo(_) => 2,
@@ -61,7 +61,7 @@ impl Kernel {
         }
     }
 
-    /// What comes behind the sources, `count` elements each: numbers of 64 bits.
+    /// The arguments after the sources, which have `count` elements each: numbers of 64 bits.
     pub(super) fn numbers(self, computation: Computation, sources: usize, count: u64) -> [Option<u64>; 3] {
         match (self.what, computation) {
             (What::OfMany(_), Computation::Reduce(of)) => {
@@ -75,7 +75,7 @@ impl Kernel {
     }
 }
 
-/// A factor as a number of that type, or of f32 where that is computed with: its bits, the lower ones first.
+/// The bits of a factor of that type, or of f32 if the kernel computes in f32; the lower bits first.
 fn bits_of(data_type: DataType, factor: f64) -> u64 {
     match data_type {
         DataType::F64 => factor.to_bits(),

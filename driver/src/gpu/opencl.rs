@@ -1,7 +1,7 @@
-//! GPUs by OpenCL 1.2 or later, of any manufacturer: `libOpenCL.so.1` is loaded when the first is asked for.
+//! GPUs with OpenCL 1.2 or later, of any manufacturer. `libOpenCL.so.1` is loaded on first use.
 //!
-//! On Debian that is `ocl-icd-libopencl1` and a driver: the manufacturer's, or `pocl-opencl-icd`, which has the CPU as a device and is what
-//! ferroce is tested on.
+//! On Debian this needs `ocl-icd-libopencl1` and a driver: the manufacturer's, or `pocl-opencl-icd`, which makes the CPU a
+//! device and is what ferroce is tested with.
 //!
 //! ```no_run
 //! use ferroce_driver::gpu::{Device, opencl};
@@ -13,7 +13,8 @@
 //! # Ok::<(), ferroce_driver::gpu::GpuError>(())
 //! ```
 //!
-//! Memory that a program has allocated itself is [imported](OpenCl::import), by a handle of its own context ([`OpenCl::of_context`]).
+//! Memory that a program has allocated itself is [imported](OpenCl::import), with a device handle in its own context
+//! ([`OpenCl::of_context`]).
 
 mod buffer;
 mod object;
@@ -39,25 +40,25 @@ use super::{Device, GpuError, Queue, Reducer, Staging, share};
 use crate::memory::{Memory, Piece};
 use crate::reduction::{Computation, DataType, Reduction};
 
-/// A device that OpenCL has found.
+/// A device found by OpenCL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Description {
-    /// Its number: `opencl:N`.
+    /// Its number, as in `opencl:N`.
     pub index: usize,
-    /// Whose implementation it is.
+    /// The name of the implementation.
     pub platform: String,
-    /// What it calls itself.
+    /// The device's name.
     pub name: String,
     /// Whether it is the CPU.
     pub is_cpu: bool,
     /// Bytes of its memory.
     pub memory: u64,
-    /// Its place on the PCI bus, as `0000:3b:00.0`, if it is at one and tells.
+    /// Its PCI address, such as `0000:3b:00.0`, if it has one and reports it.
     pub pci: Option<String>,
 }
 
-/// The devices of all implementations, in the order in which they are found.
+/// The devices of all implementations, in the order in which OpenCL lists them.
 ///
 /// # Errors
 /// [`GpuError::NoDevice`] with what is missing, if there is no OpenCL or it has no device.
@@ -65,7 +66,7 @@ pub fn devices() -> Result<Vec<Description>, GpuError> {
     Ok(found("opencl")?.iter().enumerate().map(|(index, id)| describe(index, *id)).collect())
 }
 
-/// Opens the device `opencl:N`. Memory and queues belong to the handle that made them: open a device once.
+/// Opens the device `opencl:N`. Memory and queues belong to the handle that created them: open a device only once.
 ///
 /// # Errors
 /// [`GpuError::NoDevice`]; [`GpuError::Call`].
@@ -77,7 +78,7 @@ pub fn open(index: usize) -> Result<Arc<OpenCl>, GpuError> {
     };
     let context =
         create_context(&[device], null(), None, null_mut()).map_err(said(&name, "clCreateContext"))?;
-    // SAFETY: it was just created, and nobody else has it.
+    // SAFETY: it was just created, and has no other owner.
     OpenCl::new(name, unsafe { Object::owned(Kind::Context, context) }, device)
 }
 
@@ -93,7 +94,7 @@ fn found(name: &str) -> Result<Vec<Id>, GpuError> {
                 .to_owned(),
         ));
     }
-    // PoCL 3.1 has no devices for one of two threads that ask first at the same time.
+    // If two threads make the first query at the same time, PoCL 3.1 reports no devices to one of them.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let remedy = "install the driver of a GPU, or pocl-opencl-icd";
@@ -128,7 +129,7 @@ fn describe(index: usize, Id(id): Id) -> Description {
     }
 }
 
-/// A number that the device is asked for, of whatever size.
+/// A number that the device reports, of any size.
 fn number(id: *mut c_void, what: u32) -> Option<u64> {
     let data = get_device_data(id, what).ok()?;
     let mut bytes = [0; 8];
@@ -141,7 +142,7 @@ fn text(bytes: Option<Vec<u8>>) -> String {
     text.trim_matches(['\0', ' ']).to_owned()
 }
 
-/// By `cl_khr_pci_bus_info`, which has four numbers.
+/// From `cl_khr_pci_bus_info`, which reports four numbers.
 fn pci(id: *mut c_void) -> Option<String> {
     let data = get_device_data(id, device::CL_DEVICE_PCI_BUS_INFO_KHR).ok()?;
     let (numbers, []) = data.as_chunks::<4>() else { return None };
@@ -150,33 +151,33 @@ fn pci(id: *mut c_void) -> Option<String> {
     Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
 }
 
-/// A device of OpenCL.
+/// An OpenCL device.
 #[derive(Debug)]
 pub struct OpenCl {
     this: Weak<OpenCl>,
     name: String,
     context: Object,
     id: *mut c_void,
-    /// For copies that are waited for.
+    /// For synchronous copies.
     copies: Mutex<Object>,
     /// Staging of its queues.
     pinned: Mutex<Vec<Weak<PinnedStaging>>>,
-    /// The reductions, once they are built.
+    /// The kernels of the reductions, once they are built.
     program: OnceLock<Result<Object, GpuError>>,
 }
 
-// SAFETY: functions of OpenCL may be called by any thread, for any object (but `clSetKernelArg`, which queues call for kernels of
-// their own); pointers are only given to them.
+// SAFETY: functions of OpenCL may be called by any thread, for any object (except `clSetKernelArg`, which queues call only
+// for their own kernels); pointers are only passed to them.
 unsafe impl Send for OpenCl {}
 // SAFETY: as above.
 unsafe impl Sync for OpenCl {}
 
 impl OpenCl {
-    /// A device in a context of the program's own, with which memory can be [imported](OpenCl::import); `name` is what errors
-    /// call it. It keeps a share in the context.
+    /// A device in a context of the program, with which memory can be [imported](OpenCl::import); `name` is its name in
+    /// errors. It holds a reference to the context.
     ///
     /// # Safety
-    /// `context` is a `cl_context`, and `device` a `cl_device_id` that it was made with.
+    /// `context` is a `cl_context`, and `device` a `cl_device_id` of that context.
     ///
     /// # Errors
     /// [`GpuError::Call`].
@@ -186,7 +187,7 @@ impl OpenCl {
         device: *mut c_void,
     ) -> Result<Arc<OpenCl>, GpuError> {
         let name = name.into();
-        // SAFETY: it is a context, as the caller says.
+        // SAFETY: it is a context, as guaranteed by the caller.
         let context = unsafe { Object::shared(&name, Kind::Context, context) }?;
         OpenCl::new(name, context, device)
     }
@@ -204,7 +205,8 @@ impl OpenCl {
         }))
     }
 
-    /// What [`open`] has as `cl_context`, for programs that compute with the device. It is valid for as long as this is.
+    /// The `cl_context` that [`open`] created, for programs that compute with the device. It is valid as long as this
+    /// handle.
     pub fn context(&self) -> *mut c_void {
         self.context.raw()
     }
@@ -214,26 +216,27 @@ impl OpenCl {
         self.id
     }
 
-    /// Memory that somebody else has allocated: a `cl_mem` of this device's context, all of it (a part is one by
-    /// `clCreateSubBuffer`). It keeps a share in the buffer, which
-    /// lives until the memory is dropped, and goes on living if the program has one too.
+    /// Imports memory that other code has allocated: a whole `cl_mem` of this device's context (for a part, use
+    /// `clCreateSubBuffer`). It holds a reference to the buffer until the memory is dropped; the buffer lives on if the
+    /// program holds one too.
     ///
-    /// While it is registered, peers and copies read and write it at any time: the program orders its own commands with completions.
+    /// While it is registered, peers and copies read and write it at any time: the program orders its own commands with
+    /// completions.
     ///
     /// # Safety
     /// `buffer` is a `cl_mem`.
     ///
     /// # Errors
-    /// [`GpuError::Call`], also if it is a buffer of another context; [`GpuError::Unsupported`] if it is no buffer but an image or a
-    /// pipe, or one that the host may not read and write (`CL_MEM_HOST_NO_ACCESS` and its like).
+    /// [`GpuError::Call`], also for a buffer of another context; [`GpuError::Unsupported`] for an image or a pipe, or for a
+    /// buffer that the host may not both read and write (`CL_MEM_HOST_NO_ACCESS` and similar flags).
     pub unsafe fn import(&self, buffer: *mut c_void) -> Result<Memory, GpuError> {
-        // SAFETY: it is a buffer, as the caller says.
+        // SAFETY: it is a buffer, as guaranteed by the caller.
         let object = unsafe { Object::shared(&self.name, Kind::Memory, buffer) }?;
         Buffer::imported(self.this(), object)
     }
 
-    /// The `cl_mem` that has these bytes, and where they begin in it, for programs that compute with them; of a registered region by
-    /// `Context::piece`. It is valid for as long as the memory is. `None` for memory of other libraries.
+    /// The `cl_mem` of these bytes and their offset in it, for programs that compute with them; `Context::piece` returns
+    /// the piece of a registered region. It is valid as long as the memory. `None` for memory of other libraries.
     pub fn buffer(piece: Piece<'_>) -> Option<(*mut c_void, u64)> {
         piece.block_as::<Buffer>().map(|buffer| (buffer.object().raw(), piece.offset()))
     }
@@ -250,7 +253,7 @@ impl OpenCl {
         GpuError::Unsupported { device: self.name.clone(), what: what.into(), reason: reason.into() }
     }
 
-    /// A queue in which commands overtake one another, where the device has such.
+    /// An out-of-order queue, if the device supports it.
     fn commands_in_any_order(&self) -> Result<Object, GpuError> {
         let has = number(self.id, device::CL_DEVICE_QUEUE_ON_HOST_PROPERTIES).unwrap_or_default();
         commands(&self.name, &self.context, self.id, has & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)
@@ -260,12 +263,12 @@ impl OpenCl {
         commands(&self.name, &self.context, self.id, 0)
     }
 
-    /// Calls with the queue of copies that are waited for.
+    /// Calls with the queue for synchronous copies.
     fn with_copies<T>(&self, call: impl FnOnce(&Object) -> T) -> T {
         call(&self.copies.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The reductions, which are built for the first reducer.
+    /// The kernels of the reductions, built for the first reducer.
     fn program(&self) -> Result<&Object, GpuError> {
         self.program.get_or_init(|| self.build()).as_ref().map_err(GpuError::clone)
     }
@@ -277,11 +280,11 @@ impl OpenCl {
             let reason = "it has no subnormal numbers, infinities or rounding to the nearest, so that its sums would differ";
             return Err(self.unsupported("reductions", reason));
         }
-        // As one: cl3 0.13 hands over the addresses of several wrongly.
+        // As one string: cl3 0.13 passes the addresses of several wrongly.
         let source = concat!(include_str!("opencl/prelude.c"), include_str!("reduce.c"));
         let program = create_program_with_source(self.context.raw(), &[source]);
         let program = program.map_err(self.failed("clCreateProgramWithSource"))?;
-        // SAFETY: it was just created, and nobody else has it.
+        // SAFETY: it was just created, and has no other owner.
         let program = unsafe { Object::owned(Kind::Program, program) };
         let options = CString::from(match self.divides_exactly() {
             true => c"-cl-std=CL1.2 -cl-fp32-correctly-rounded-divide-sqrt",
@@ -311,13 +314,13 @@ impl OpenCl {
         Ok(())
     }
 
-    /// Whether it computes with this type.
+    /// Whether the device computes with this type.
     fn has(&self, data_type: DataType) -> bool {
         data_type != DataType::F64
             || number(self.id, device::CL_DEVICE_DOUBLE_FP_CONFIG).unwrap_or_default() != 0
     }
 
-    /// Whether it can round quotients of floats as the processor does.
+    /// Whether the device can round quotients of floats as the CPU does.
     fn divides_exactly(&self) -> bool {
         let rounding = number(self.id, device::CL_DEVICE_SINGLE_FP_CONFIG).unwrap_or_default();
         rounding & device::CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0
@@ -328,7 +331,7 @@ fn commands(name: &str, context: &Object, id: *mut c_void, properties: u64) -> R
     // SAFETY: a device of the context.
     let queue = unsafe { create_command_queue(context.raw(), id, properties) };
     let queue = queue.map_err(said(name, "clCreateCommandQueue"))?;
-    // SAFETY: it was just created, and nobody else has it.
+    // SAFETY: it was just created, and has no other owner.
     Ok(unsafe { Object::owned(Kind::Commands, queue) })
 }
 

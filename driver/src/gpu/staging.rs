@@ -25,7 +25,7 @@ impl Staging {
         Ok(Staging { mapping: Arc::new(mapping), len })
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "there is no use for one without bytes")]
     pub fn len(&self) -> usize {
         self.len
@@ -37,13 +37,13 @@ impl Staging {
         Arc::ptr_eq(&self.mapping, &other.mapping)
     }
 
-    /// Bytes to copy from.
+    /// A span to copy from.
     ///
     /// # Panics
     /// If there are fewer.
     #[inline]
     pub fn span(&self, at: usize, len: usize) -> Span<'_> {
-        // SAFETY: so many initialised bytes, for the life of `self`.
+        // SAFETY: `len` initialised bytes, valid for the life of `self`.
         unsafe { Span::new(self.place(at, len), len) }
     }
 
@@ -61,7 +61,7 @@ impl Staging {
     /// If there are fewer.
     #[inline]
     pub fn write(&self, at: usize, from: &[u8]) {
-        // SAFETY: so many bytes of the mapping, of which nobody has a reference.
+        // SAFETY: `from.len()` bytes of the mapping, to which no references exist.
         unsafe { copy_in(self.place(at, from.len()), from) };
     }
 
@@ -70,7 +70,8 @@ impl Staging {
     /// # Panics
     /// If there are fewer.
     pub fn copy(&self, at: usize, from: Span<'_>) {
-        // SAFETY: so many bytes at both. Nobody has a reference to those here, and what is read while it changes is only copied.
+        // SAFETY: `from.len()` bytes at both addresses. No references to the staging exist, and bytes that change during
+        // the read are only copied.
         unsafe { std::ptr::copy(from.address(), self.place(at, from.len()).as_ptr(), from.len()) };
     }
 
@@ -81,7 +82,7 @@ impl Staging {
     pub(super) fn place(&self, at: usize, len: usize) -> NonNull<u8> {
         let inside = at.checked_add(len).is_some_and(|end| end <= self.len());
         assert!(inside, "{len} bytes from {at} on, of staging of {} bytes", self.len());
-        // SAFETY: inside the mapping or at its end, as was just seen.
+        // SAFETY: inside the mapping or at its end, as just checked.
         unsafe { self.mapping.base().add(at) }
     }
 }
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "11 bytes from 90 on, of staging of 100 bytes")]
-    fn nothing_outside_is_reached() {
+    fn access_outside_panics() {
         Staging::new(100).unwrap().write(90, &[0; 11]);
     }
 }

@@ -1,7 +1,8 @@
-//! A device for tests, as strict as a GPU can be.
+//! A strict device for tests.
 //!
-//! Its memory is mapped twice: the application's addresses fault whoever touches them, and the device copies by others. What is
-//! copied lands late, in no order, or not at all, as a seed says, by the time that is told: a run replays bit for bit.
+//! Its memory is mapped twice: any access by the application's addresses faults, and the device copies through other
+//! addresses. Copies land late, out of order, or not at all, as determined by a seed and by the time that is passed in: a
+//! run replays bit for bit.
 
 mod reducer;
 mod udmabuf;
@@ -28,22 +29,22 @@ use super::{
 use crate::Nanos;
 use crate::memory::{Memory, Piece};
 
-/// How a strict device behaves. By default it copies right away and never fails.
+/// The behaviour of a strict device. By default it copies immediately and never fails.
 #[derive(Clone, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct Strict {
-    /// What chance is drawn from.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// A copy lands up to so much later than it was submitted.
+    /// The longest time from submission until a copy lands.
     pub latest: Duration,
-    /// One copy of so many fails; none if it is 0.
+    /// One in this many copies fails; none if it is 0.
     pub fails_one_in: u32,
-    /// Copies or reductions of a queue that are under way at once.
+    /// The most outstanding copies or reductions of a queue.
     pub depth: usize,
-    /// Bytes that a queue copies in a second, each way, one copy after the other; all at once if there is none.
+    /// Bytes per second that a queue copies in each direction, one copy after the other; `None` for no limit.
     pub copied_per_second: Option<u64>,
-    /// Bytes that are computed in a second.
+    /// Bytes per second of reductions.
     pub reduced_per_second: Option<u64>,
 }
 
@@ -61,42 +62,42 @@ impl Default for Strict {
 }
 
 impl Strict {
-    /// What chance is drawn from; 0 by default.
+    /// The seed of all random choices; 0 by default.
     pub fn seed(self, seed: u64) -> Self {
         Strict { seed, ..self }
     }
 
-    /// How much later than it was submitted a copy lands at most; at once by default.
+    /// The longest time from submission until a copy lands; zero by default.
     pub fn latest(self, latest: Duration) -> Self {
         Strict { latest, ..self }
     }
 
-    /// One copy of so many fails; none (0) by default.
+    /// One in this many copies fails; none (0) by default.
     pub fn fails_one_in(self, fails_one_in: u32) -> Self {
         Strict { fails_one_in, ..self }
     }
 
-    /// Copies of a queue that are under way at once; 64 by default.
+    /// The most outstanding copies of a queue; 64 by default.
     pub fn depth(self, depth: usize) -> Self {
         Strict { depth, ..self }
     }
 
-    /// Bytes that a queue copies in a second, each way, and bytes that are computed in a second; without limit by default.
+    /// Bytes per second that a queue copies in each direction, and bytes per second of reductions; no limit by default.
     pub fn speed(self, copied_per_second: u64, reduced_per_second: u64) -> Self {
         let [copied_per_second, reduced_per_second] = [copied_per_second, reduced_per_second].map(Some);
         Strict { copied_per_second, reduced_per_second, ..self }
     }
 
-    /// What so many bytes take.
+    /// The duration for this many bytes.
     fn takes(&self, per_second: Option<u64>, bytes: usize) -> Duration {
         let nanos = |rate: u64| (bytes as u128 * 1_000_000_000 / u128::from(rate.max(1))) as u64;
         Duration::from_nanos(per_second.map_or(0, nanos))
     }
 
-    /// Makes the device.
+    /// Opens the device.
     ///
     /// # Errors
-    /// None yet; a device that is opened may fail.
+    /// None yet; opening other devices may fail.
     pub fn open(self) -> Result<Arc<StrictDevice>, GpuError> {
         Ok(Arc::new_cyclic(|this| StrictDevice {
             this: this.clone(),
@@ -113,7 +114,7 @@ impl Strict {
     }
 }
 
-/// What a strict device is given to do.
+/// A kind of work submitted to a strict device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "all that a device does late")]
 pub enum Submission {
@@ -131,41 +132,41 @@ pub struct StrictDevice {
     this: Weak<StrictDevice>,
     name: String,
     settings: Strict,
-    /// How many there were, each with a stream of chance of its own.
+    /// The number of queues created; each has its own random stream.
     queues: AtomicU64,
     is_lost: AtomicBool,
-    /// What the next of fails, a bit each.
+    /// The kinds of work whose next submission fails, one bit each.
     failing: AtomicU8,
-    /// What the next of never ends, a bit each.
+    /// The kinds of work whose next submission never ends, one bit each.
     hanging: AtomicU8,
-    /// Bytes that queues have copied, and in how many copies.
+    /// Bytes that queues have copied, and the number of copies.
     copied: AtomicU64,
     copies: AtomicU64,
     reductions: AtomicU64,
 }
 
 impl StrictDevice {
-    /// From now on every copy fails, those under way too.
+    /// From now on every copy fails, including outstanding ones.
     pub fn lose(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
     }
 
-    /// The next one that is submitted fails, whatever the seed says.
+    /// The next submission of this kind fails, independent of the seed.
     pub fn fail_next(&self, what: Submission) {
         self.failing.fetch_or(1 << what as u8, Ordering::Relaxed);
     }
 
-    /// The next one that is submitted never ends.
+    /// The next submission of this kind never ends.
     pub fn hang_next(&self, what: Submission) {
         self.hanging.fetch_or(1 << what as u8, Ordering::Relaxed);
     }
 
-    /// How many copies its queues were given, and of how many bytes.
+    /// The number of copies submitted to its queues, and their bytes.
     pub fn copies(&self) -> (u64, u64) {
         (self.copies.load(Ordering::Relaxed), self.copied.load(Ordering::Relaxed))
     }
 
-    /// How many reductions it was given, copies within its memory among them.
+    /// The number of reductions submitted, including copies within its memory.
     pub fn reductions(&self) -> u64 {
         self.reductions.load(Ordering::Relaxed)
     }
@@ -178,7 +179,7 @@ impl StrictDevice {
         GpuError::Call { device: self.name.clone(), call, reason: reason.to_string() }
     }
 
-    /// Room for one more in a queue that has so many under way.
+    /// Checks for room in a queue with this many outstanding.
     fn check_room(&self, under_way: usize) -> Result<(), GpuError> {
         if under_way >= self.settings.depth {
             return Err(GpuError::Full { copies: under_way });
@@ -186,20 +187,20 @@ impl StrictDevice {
         Ok(())
     }
 
-    /// Where the device has the bytes of a piece from `skip` on, of which there are `len`.
+    /// The device's address of `len` bytes of a piece, from `skip` on.
     ///
     /// # Panics
-    /// If it is another device's.
+    /// If it is of another device.
     fn place(&self, span: &Span, skip: usize, len: usize) -> NonNull<u8> {
         span.block::<StrictBlock>(self).mapped.place(span.offset + skip as u64, len)
     }
 
-    /// What happens to the next of a queue: when, and whether it fails.
+    /// The outcome of a queue's next submission: when it ends, and whether it fails.
     fn draw(&self, chance: &mut ChaCha8Rng, now: Nanos, what: Submission) -> (Nanos, bool) {
         let Strict { latest, fails_one_in, .. } = self.settings;
         let late = (u128::from(chance.next_u64()) * latest.as_nanos()) >> 64;
         let fails = fails_one_in > 0 && chance.next_u32().is_multiple_of(fails_one_in);
-        // What was said of this one.
+        // Set by `fail_next` or `hang_next`.
         let is_said =
             |of: &AtomicU8| of.fetch_and(!(1 << what as u8), Ordering::Relaxed) & 1 << what as u8 != 0;
         let due = if is_said(&self.hanging) { Nanos::NEVER } else { Nanos(now.0 + late as u64) };
@@ -211,7 +212,7 @@ impl StrictDevice {
         ChaCha8Rng::seed_from_u64(self.settings.seed.wrapping_add(number << 32))
     }
 
-    /// That something has failed, as all of a lost device does.
+    /// The error of a failed ticket; all fail on a lost device.
     fn failed(&self, ticket: Ticket) -> Failed {
         let is_lost = self.is_lost.load(Ordering::Relaxed);
         let reason = if is_lost { "the device is lost" } else { "as the seed says" };
@@ -261,15 +262,15 @@ impl Device for StrictDevice {
 /// The same bytes at two addresses.
 #[derive(Debug)]
 struct TwoMappings {
-    /// Where the application has them: any access faults.
+    /// The application's mapping: any access faults.
     forbidden: NonNull<u8>,
-    /// Where the device has them.
+    /// The device's mapping.
     open: NonNull<u8>,
     len: usize,
     file: File,
 }
 
-// SAFETY: the bytes are reached by copies of raw pointers alone, which nobody has a reference to.
+// SAFETY: the bytes are only accessed by copies through raw pointers; no references to them exist.
 unsafe impl Send for TwoMappings {}
 // SAFETY: as above.
 unsafe impl Sync for TwoMappings {}
@@ -289,14 +290,14 @@ impl TwoMappings {
         }
     }
 
-    /// Where the device has these bytes.
+    /// The device's address of these bytes.
     ///
     /// # Panics
     /// If there are fewer.
     fn place(&self, offset: u64, len: usize) -> NonNull<u8> {
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64);
         assert!(inside, "{len} bytes from {offset} on, of memory of {} bytes", self.len);
-        // SAFETY: inside the mapping or at its end, as was just seen.
+        // SAFETY: inside the mapping or at its end, as just checked.
         unsafe { self.open.add(offset as usize) }
     }
 }
@@ -327,7 +328,7 @@ fn map(file: &File, len: usize, protection: i32, flags: i32) -> io::Result<NonNu
 }
 
 fn unmap(base: NonNull<u8>, len: usize) {
-    // SAFETY: a mapping of `map`, of that length, of which nothing is used any more; unmapped once.
+    // SAFETY: a mapping of `map`, of that length, which is not used any more; unmapped once.
     unsafe { libc::munmap(base.as_ptr().cast(), len.max(1)) };
 }
 
@@ -345,7 +346,7 @@ impl Block for StrictBlock {
 
     fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), GpuError> {
         self.strict.check_lost("read")?;
-        // SAFETY: so many initialised bytes, and a unique borrow that overlaps nothing that anybody writes.
+        // SAFETY: `to.len()` initialised bytes, and a unique borrow that does not overlap them.
         unsafe {
             self.mapped
                 .place(offset, to.len())
@@ -356,7 +357,7 @@ impl Block for StrictBlock {
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError> {
         self.strict.check_lost("write")?;
-        // SAFETY: so many bytes of a mapping of which nobody has a reference.
+        // SAFETY: `from.len()` bytes of a mapping to which no references exist.
         unsafe {
             self.mapped
                 .place(offset, from.len())
@@ -365,7 +366,7 @@ impl Block for StrictBlock {
         Ok(())
     }
 
-    /// By the kernel's /dev/udmabuf, which makes one of pages.
+    /// With the kernel's /dev/udmabuf, which makes a dma-buf of pages.
     fn export(&self) -> Result<DmaBuf, GpuError> {
         self.strict.check_lost("export")?;
         let fd = udmabuf::of(&self.mapped.file, self.mapped.len).map_err(|reason| GpuError::Unsupported {
@@ -385,9 +386,9 @@ struct StrictQueue {
     device: Arc<StrictDevice>,
     staging: Staging,
     chance: ChaCha8Rng,
-    /// Those that are not told to have ended, by their numbers.
+    /// Copies not yet reported as ended, in ticket order.
     copies: VecDeque<Submitted>,
-    /// When it has copied all that was submitted, each way.
+    /// When all submitted copies will have ended, for each direction.
     free: [Nanos; 2],
     last: Ticket,
 }
@@ -415,7 +416,7 @@ impl StrictQueue {
         self.device.check_room(self.copies.len())?;
         let spans: ArrayVec<Span, MAX_PIECES> = pieces.iter().map(Span::of).collect();
         let bytes: usize = spans.iter().map(|span| span.len).sum();
-        // What is wrong is found out here and not when it lands.
+        // Errors are found here and not when the copy lands.
         self.staging.place(at, bytes);
         for span in &spans {
             self.device.place(span, 0, span.len);
@@ -433,7 +434,7 @@ impl StrictQueue {
         Ok(self.last)
     }
 
-    /// Lands what is due by `now`, in the order of the times.
+    /// Lands all copies due by `now`, in the order of their times.
     fn land(&mut self, now: Nanos) {
         let StrictQueue { device, staging, copies, .. } = self;
         let is_next = |copy: &&mut Submitted| !copy.has_landed && copy.due <= now;
@@ -457,7 +458,7 @@ impl Submitted {
                 Submission::Gather => (own, staged),
                 _ => (staged, own),
             };
-            // SAFETY: so many bytes at both, which are two mappings; nobody has a reference to either.
+            // SAFETY: `span.len` bytes at both addresses, which are in two mappings; no references to them exist.
             unsafe { from.copy_to_nonoverlapping(to, span.len) };
             at += span.len;
         }
@@ -500,7 +501,7 @@ impl Tickets for StrictQueue {
         if self.device.is_lost.load(Ordering::Relaxed) && !self.copies.is_empty() {
             return Some(now);
         }
-        // The oldest holds up all others.
+        // The oldest delays the report of all others.
         self.copies.front().map(|copy| copy.due)
     }
 }

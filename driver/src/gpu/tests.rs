@@ -1,4 +1,4 @@
-//! What every device passes.
+//! Tests that every device must pass.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub(super) fn random(chance: &mut ChaCha8Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Memory of a device that holds these bytes.
+/// Device memory with these contents.
 pub(super) fn filled(device: &dyn Device, bytes: &[u8]) -> Memory {
     let mut memory = device.allocate(bytes.len()).unwrap();
     memory.write(0, bytes).unwrap();
@@ -32,7 +32,7 @@ pub(super) fn piece(memory: &Memory, offset: u64, len: usize) -> Piece<'_> {
     memory.piece(offset, len).unwrap()
 }
 
-/// Until the ticket has ended, within 10 s. These devices don't tell when they are to be asked.
+/// Polls until the ticket has ended, for at most 10 s. These devices don't tell when to poll.
 pub(super) fn wait(queue: &mut (impl Tickets + ?Sized), ticket: Ticket) {
     let limit = Instant::now() + Duration::from_secs(10);
     while queue.done(Nanos(0)).unwrap() < ticket {
@@ -40,7 +40,8 @@ pub(super) fn wait(queue: &mut (impl Tickets + ?Sized), ticket: Ticket) {
     }
 }
 
-/// A copy that was told to have ended is there, in its order where one was asked for; a queue takes 64, and ends what is in it.
+/// A copy that was reported as ended is visible, in order if that was requested; a queue holds 64, and completes them when
+/// it is dropped.
 pub(super) fn copies_are_there_when_they_have_ended(device: &dyn Device) {
     let chance = &mut ChaCha8Rng::seed_from_u64(2);
     let len = 300_000;
@@ -50,7 +51,7 @@ pub(super) fn copies_are_there_when_they_have_ended(device: &dyn Device) {
     let staging = Staging::new(len).unwrap();
     let mut gathers = device.queue(&staging).unwrap();
     let mut scatters = device.queue(&staging).unwrap();
-    // In two pieces, which change their places.
+    // In two pieces, whose order is swapped.
     let ticket = gathers.gather(Nanos(0), &[piece(&source, 1000, len - 1000), piece(&source, 0, 1000)], 0);
     assert!(source.is_pinned());
     wait(&mut *gathers, ticket.unwrap());
@@ -63,7 +64,7 @@ pub(super) fn copies_are_there_when_they_have_ended(device: &dyn Device) {
     let ticket = scatters.scatter(Nanos(0), 0, &[piece(&to, 0, len)], Ticket::NONE).unwrap();
     wait(&mut *scatters, ticket);
     assert!(bytes_of(&to) == turned);
-    // One that is to wait for others does, of either direction.
+    // A copy that depends on earlier ones waits for them, in either direction.
     for round in 0..100_u8 {
         staging.write(0, &[round; 64 << 10]);
         staging.write(128 << 10, &[100 + round; 100]);
@@ -77,7 +78,7 @@ pub(super) fn copies_are_there_when_they_have_ended(device: &dyn Device) {
         wait(&mut *scatters, last);
         assert_eq!(bytes_of(&to)[..64 << 10], [round; 64 << 10]);
     }
-    // Nothing to copy ends too.
+    // An empty copy ends too.
     let ticket = scatters.gather(Nanos(0), &[], 0).unwrap();
     wait(&mut *scatters, ticket);
     let mut submitted = 0;
@@ -89,13 +90,13 @@ pub(super) fn copies_are_there_when_they_have_ended(device: &dyn Device) {
         assert!(submitted < 1000, "nobody asks what has ended, so it must be full");
     };
     assert!(full.to_string().contains("64 copies or reductions are under way"), "{full}");
-    // What is under way ends with the queue.
+    // Outstanding copies end when the queue is dropped.
     drop(scatters);
     assert!(!to.is_pinned());
     to.write(0, b"ours again").unwrap();
 }
 
-/// What is computed of so many sources: each reduction, its quotients, products by factors, and copies.
+/// The computations of this many sources: each reduction, its quotients, products by factors, and copies.
 fn computations(data_type: DataType) -> Vec<(Computation, usize)> {
     let mut all = Vec::new();
     for op in ReduceOp::ALL {
@@ -110,7 +111,7 @@ fn computations(data_type: DataType) -> Vec<(Computation, usize)> {
     all
 }
 
-/// Whatever bits are in the memory; but of what is no number nobody promises the bits.
+/// For any bits in the memory; only the bits of NaN results are undefined.
 pub(super) fn reductions_are_those_of_the_processor(device: &dyn Device, reducer: &mut dyn Reducer) {
     let chance = &mut ChaCha8Rng::seed_from_u64(3);
     let (all, at, len) = (20_000, 16, 16_000);
@@ -118,7 +119,7 @@ pub(super) fn reductions_are_those_of_the_processor(device: &dyn Device, reducer
         for (nth, (computation, count)) in computations(data_type).into_iter().enumerate() {
             let bytes: Vec<Vec<u8>> = (0..=count).map(|_| random(chance, all)).collect();
             let memories: Vec<Memory> = bytes.iter().map(|bytes| filled(device, bytes)).collect();
-            // The first of them is the target, which is one of the sources too, or none.
+            // The target is the first source, or none of them.
             let mut sources: Vec<(usize, usize)> = (1..=count).map(|source| (source, 8 * source)).collect();
             if nth % 2 == 1 {
                 sources[nth % count] = (0, at);
@@ -176,7 +177,7 @@ pub(super) fn reductions_are_those_of_the_processor(device: &dyn Device, reducer
 fn copies_need_no_alignment(device: &dyn Device, reducer: &mut dyn Reducer) {
     let copy = Computation::Reduce(Reduction::new(DataType::U8, ReduceOp::Sum));
     let memory = filled(device, b"copies need no alignment");
-    // Behind one another, to its own place, and of nothing.
+    // One after the other, in place, and empty.
     let last = [(7, 0, 5), (15, 7, 5), (3, 3, 20), (24, 0, 0)].map(|(to, from, len)| {
         let [to, from] = [to, from].map(|at| piece(&memory, at, len));
         reducer.compute(Nanos(0), copy, to, &[from]).unwrap()
@@ -185,7 +186,7 @@ fn copies_need_no_alignment(device: &dyn Device, reducer: &mut dyn Reducer) {
     assert_eq!(bytes_of(&memory), b"copies copieno copiement");
 }
 
-/// With the bit that tells a quiet NaN, in the types whose NaNs may be made quiet.
+/// Sets the quiet bit of NaNs, for the types whose NaNs may become quiet.
 fn quiet(data_type: DataType, bits: &[u8]) -> Vec<u8> {
     let bit: u16 = match data_type {
         DataType::F16 => 0x0200,

@@ -1,4 +1,4 @@
-//! ICMP's raw sockets beside a port: the kernel's part of its traffic.
+//! Raw ICMP sockets next to a port, for the messages that the kernel receives.
 
 use std::io;
 use std::net::UdpSocket;
@@ -9,23 +9,23 @@ use super::{ICMP_UNREACHABLE, ICMPV6_UNREACHABLE, parse_v4, parse_v6};
 use crate::udp::set_option;
 use crate::{Nanos, Refusal};
 
-/// Hears what ICMP says of RoCE packets on one interface. Needs CAP_NET_RAW; where that is missing it hears nothing.
+/// Receives ICMP errors about RoCE packets on one interface. Needs CAP_NET_RAW; without it, it receives nothing.
 #[derive(Debug)]
 pub(crate) struct IcmpListener {
-    /// Of ICMP and ICMPv6 (`true`), though their type says UDP: that one receives from any datagram socket.
+    /// Sockets of ICMP and ICMPv6 (`true`). The type is `UdpSocket` because its receive works on any datagram socket.
     sockets: Vec<(UdpSocket, bool)>,
     next_look: Nanos,
-    /// Messages that are still read in this look.
+    /// The number of messages that may still be read in this check.
     left: u32,
 }
 
-/// A look costs a system call for each socket.
+/// The interval between checks; each costs one system call per socket.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Messages that are read in one look: anybody can send them, and a poll must end.
+/// The most messages read in one check: any host can send them, and a poll must end.
 const MESSAGES_MAX: u32 = 64;
-/// As much as hosts quote of a packet (RFC 1812 4.3.2.3: no more than 576 bytes in all), and the outer headers.
+/// The longest message: hosts quote at most 576 bytes in all (RFC 1812 4.3.2.3), and the outer headers.
 const LONGEST: usize = 640;
-/// What waits at most while nobody asks; the kernel takes at least 2 KiB.
+/// The receive buffer of a socket between checks; the kernel allocates at least 2 KiB.
 const BUFFER: i32 = 16 << 10;
 
 impl IcmpListener {
@@ -45,7 +45,7 @@ impl IcmpListener {
         }
     }
 
-    /// The next word that has come. Looks every millisecond, for [`MESSAGES_MAX`] messages at most.
+    /// The next error received. Checks every millisecond, for at most [`MESSAGES_MAX`] messages.
     pub(crate) fn hear(&mut self, now: Nanos) -> Option<Refusal> {
         if now < self.next_look {
             return None;
@@ -77,9 +77,9 @@ fn open(interface: &str, ipv6: bool) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` is a descriptor that nobody else owns.
+    // SAFETY: `fd` is a descriptor without another owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // Only Destination Unreachable: each other type has its bit set.
+    // Receive only Destination Unreachable: a set bit blocks a type.
     if ipv6 {
         let mut others = [u32::MAX; 8];
         others[0] &= !(1 << ICMPV6_UNREACHABLE);

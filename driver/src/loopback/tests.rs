@@ -101,18 +101,18 @@ fn a_full_queue_drops_the_newest_and_counts_them_at_the_receiver() {
     assert_eq!(send(&mut a, to, 80..120), 40);
     assert_eq!(b.stats().rx_dropped, 20);
     assert_eq!(receive(&mut b), (0..100).collect::<Vec<u32>>());
-    // No buffer was lost: the same fits again.
+    // No buffer was lost: the same number of frames fits again.
     for _ in 0..3 {
         send(&mut a, to, 0..100);
         assert_eq!(receive(&mut b).len(), 100);
     }
     assert_eq!(b.stats().rx_dropped, 20);
-    // More than the depth is not even asked for in one call.
+    // A call asks for no more frames than the depth.
     assert_eq!(send(&mut a, to, 0..200), 100);
 }
 
 #[test]
-fn a_closed_port_is_not_resolved_and_takes_nothing() {
+fn a_closed_port_is_not_resolved_and_receives_nothing() {
     let (mut a, b) = pair(&[ip(1)], &[ip(2)]);
     let to = a.resolve(ip(2)).unwrap().found().unwrap();
     drop(b);
@@ -137,7 +137,7 @@ fn a_length_outside_the_limits_is_not_sent() {
 }
 
 #[test]
-fn impossible_sizes_are_refused() {
+fn invalid_sizes_are_refused() {
     let refused = |mtu, depth| Switch::new(SwitchConfig { mtu, depth }).unwrap_err().to_string();
     assert!(refused(67, 1).starts_with("mtu = 67:"));
     assert!(refused(65536, 1).starts_with("mtu = 65536:"));
@@ -163,7 +163,7 @@ fn wait_ends_at_the_timeout_or_when_a_frame_arrives() {
     assert!(start.elapsed() < Duration::from_secs(20));
     assert_eq!(receive(&mut b), [0]);
     let mut a = sender.join().unwrap();
-    // A frame that is already there doesn't let it sleep at all.
+    // A frame that has already arrived keeps it from sleeping.
     send(&mut a, to, 1..2);
     let start = Instant::now();
     b.wait(Duration::from_secs(30)).unwrap();
@@ -171,7 +171,7 @@ fn wait_ends_at_the_timeout_or_when_a_frame_arrives() {
 }
 
 #[test]
-fn wait_ends_with_its_waker_before_or_meanwhile() {
+fn a_waker_ends_the_current_or_next_wait() {
     let (mut a, _b) = pair(&[ip(1)], &[ip(2)]);
     let waker = a.waker().unwrap();
     let start = Instant::now();
@@ -238,7 +238,7 @@ fn two_threads_lose_nothing_within_the_depth() {
 }
 
 #[test]
-fn a_next_hop_can_be_waited_for_without_end() {
+fn resolve_blocking_accepts_an_unlimited_timeout() {
     let (mut a, b) = pair(&[ip(1)], &[ip(2)]);
     assert_eq!(a.resolve_blocking(ip(2), Duration::MAX).unwrap(), b.capabilities().mac);
 }

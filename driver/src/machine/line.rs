@@ -1,4 +1,4 @@
-//! How long a cache line takes from one core to another.
+//! The transfer time of a cache line from one core to another.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,30 +7,30 @@ use std::time::Instant;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The time that a cache line takes from one core to another, one way.
+/// The transfer time of a cache line from one core to another, one way.
 ///
-/// A virtual machine can have two states in which all that two cores share takes 2 to 10 times as long in one as in the
-/// other, and flip between them within seconds. Nothing else tells them apart.
+/// A virtual machine can have two states. Every access to data shared by two cores takes 2 to 10 times as long in one
+/// as in the other, and the state may change within seconds. No other indicator distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineTime {
     /// The two cores.
     pub cores: [usize; 2],
-    /// Nanoseconds one way: the median over short stretches.
+    /// Nanoseconds one way: the median over short series.
     pub nanos: u32,
 }
 
 impl LineTime {
-    /// The time above which the machine is in its slow state. The two states of the machine of the measurements are 110 to 120 ns
-    /// and 550 ns; this is more than twice the one and about half of the other.
+    /// The time above which the machine is in its slow state. The two states of the machine used for the measurements
+    /// have 110 to 120 ns and 550 ns. The limit is more than twice the former and about half the latter.
     pub const SLOW_NANOS: u32 = 300;
 
-    /// Between the first two cores that the calling thread may use. `None` if it may use one only.
+    /// Measures between the first two cores that the calling thread may use. `None` if it may use only one.
     pub fn measure() -> Option<LineTime> {
         LineTime::between(first_two()?)
     }
 
-    /// Between these two cores, which takes 1 ms, or a few in the slow state. `None` if they are one, or if this process may not
-    /// use them.
+    /// Measures between these two cores, which takes 1 ms, or a few in the slow state. `None` if they are equal, or if
+    /// this process may not use them.
     pub fn between(cores: [usize; 2]) -> Option<LineTime> {
         if cores[0] == cores[1] {
             return None;
@@ -53,23 +53,23 @@ impl fmt::Display for LineTime {
     }
 }
 
-/// A word on lines of its own: processors fetch lines in pairs.
+/// A word on separate cache lines: processors prefetch lines in pairs.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// The one that answers is not there yet.
+/// The answering thread has not started yet.
 const ABSENT: u64 = u64::MAX - 1;
-/// The one that answers is to end, or could not be pinned.
+/// The answering thread shall end, or could not be pinned.
 const STOP: u64 = u64::MAX;
-/// Stretches that are timed. Whoever loses its core for a time slice spoils one of them.
+/// The number of timed series. A thread that is preempted for a time slice spoils one of them.
 const STRETCHES: usize = 32;
-/// Round trips of a stretch.
+/// The number of round trips in a series.
 const ROUND_TRIPS: u64 = 128;
 
-/// Nanoseconds one way of each stretch.
+/// Nanoseconds one way, for each series.
 fn bounce([near, far]: [usize; 2]) -> Option<Vec<u32>> {
-    // The calling thread is one of the two, and spins: one that sleeps meanwhile may wake up on the core of another that spins
-    // in its program, and wait there for a time slice, which is milliseconds of what it measures next.
+    // The calling thread is one of the two, and spins. If it slept, it might wake up on the core of another spinning
+    // thread of its program, and wait there for a time slice: milliseconds of its next measurement.
     let _pinned = Pinned::to(near)?;
     let line = &Line(AtomicU64::new(ABSENT));
     thread::scope(|scope| {
@@ -87,8 +87,8 @@ fn bounce([near, far]: [usize; 2]) -> Option<Vec<u32>> {
     })
 }
 
-/// Writes odd numbers and waits for the even one behind each. No pause in the loops: on some processors it takes longer
-/// than what is measured.
+/// Writes odd numbers, and waits for the even number after each. The loops have no pause instruction, which on some
+/// processors takes longer than the measured time.
 fn ask(line: &Line) -> Vec<u32> {
     let mut number = 0;
     let mut stretch = || {
@@ -100,12 +100,12 @@ fn ask(line: &Line) -> Vec<u32> {
         }
         (start.elapsed().as_nanos() as u64 / (2 * ROUND_TRIPS)) as u32
     };
-    // In the first one the cores wake up.
+    // The cores wake up in the first series.
     stretch();
     (0..STRETCHES).map(|_| stretch()).collect()
 }
 
-/// Makes each odd number even.
+/// Replaces each odd number by the next even one.
 fn answer(line: &Line) {
     line.0.store(0, Ordering::Release);
     loop {
@@ -122,16 +122,16 @@ fn median(mut stretches: Vec<u32>) -> Option<u32> {
     stretches.get(stretches.len() / 2).copied()
 }
 
-/// Of this thread.
+/// The first two cores that this thread may use.
 fn first_two() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
     Some([cores.next()?, cores.next()?])
 }
 
-/// Keeps this thread on a core until it is dropped.
+/// Pins this thread to a core until it is dropped.
 struct Pinned {
-    /// Where the thread may run otherwise.
+    /// The original cores of the thread.
     before: CpuSet,
 }
 
@@ -151,7 +151,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // The kernel has just named these cores itself; it refuses them only if all were taken away since.
+        // The kernel has reported these cores. It refuses them only if all were removed since.
         let _ = sched_setaffinity(None, &self.before);
     }
 }
@@ -177,9 +177,9 @@ mod tests {
         );
     }
 
-    /// A preemption takes milliseconds of one stretch.
+    /// A preemption takes milliseconds of one series.
     #[test]
-    fn one_long_stretch_does_not_count() {
+    fn one_long_series_does_not_count() {
         assert_eq!(median(vec![115, 4_000_000, 112, 118, 116]), Some(116));
         assert_eq!(median(Vec::new()), None);
     }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cores_have_one_and_the_caller_stays_where_it_was() {
+    fn two_cores_have_a_time_and_the_caller_keeps_its_cores() {
         let before = sched_getaffinity(None).unwrap();
         let Some(cores) = first_two() else { return println!("skipped: one core") };
         let time = LineTime::measure().unwrap();

@@ -1,4 +1,4 @@
-//! Rounds of a measurement, of which those in the machine's slow state are repeated.
+//! Rounds of a measurement. Those in the machine's slow state are repeated.
 
 use std::fmt;
 use std::thread;
@@ -6,39 +6,39 @@ use std::time::Duration;
 
 use super::LineTime;
 
-/// What was seen of the machine's state over all rounds of a program, and which of them count.
+/// The machine's state over all rounds of a program, and the rounds that count.
 ///
-/// The state is measured before and after each round. A round with the slow state at either end is repeated, as long as there
-/// are [`Repetitions`] left; slow rounds count from then on, and [`Display`](fmt::Display) says how many.
+/// The state is measured before and after each round. A round with the slow state at either end is repeated as long as
+/// there are [`Repetitions`] left. After that slow rounds count, and [`Display`](fmt::Display) reports their number.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds {
-    /// The slower end of each round that was measured.
+    /// The slower end of each measured round.
     lines: Vec<LineTime>,
     rounds: usize,
     repeated: usize,
     slow: usize,
 }
 
-/// How often slow rounds of one figure may be repeated.
+/// The remaining repetitions of slow rounds for one figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repetitions(usize);
 
 impl Repetitions {
-    /// Beyond as many as there are rounds, so that one round has several.
+    /// Repetitions in addition to the number of rounds, so that a single round has several.
     const MORE: usize = 3;
 
-    /// Of a figure with so many rounds: as many again, and three.
+    /// For a figure with `rounds` rounds: as many repetitions, and three more.
     pub fn of(rounds: usize) -> Repetitions {
         Repetitions(rounds + Repetitions::MORE)
     }
 
-    /// None: a slow round counts.
+    /// None, so that slow rounds count.
     pub fn none() -> Repetitions {
         Repetitions(0)
     }
 
-    /// Takes one, if there is one left, for a round before and after which the state was as `ends` say, and which was slow at one
-    /// of them. Whether it has, and the round is to be repeated.
+    /// Takes a repetition for a round that is slow at one of its `ends`, if one is left. Returns whether it has, and
+    /// the round is to be repeated.
     pub fn take(&mut self, ends: [Option<LineTime>; 2]) -> bool {
         let repeats = self.0 > 0 && ends.iter().flatten().any(LineTime::is_slow);
         self.0 -= usize::from(repeats);
@@ -47,15 +47,16 @@ impl Repetitions {
 }
 
 impl Rounds {
-    /// None yet.
+    /// No rounds yet.
     pub fn new() -> Rounds {
         Rounds::default()
     }
 
-    /// Carries out rounds until `count` of them count, and returns what those brought. `round` gets the number of those before.
+    /// Performs rounds until `count` of them count, and returns their results. `round` is called with the number of
+    /// earlier rounds that count.
     ///
     /// # Errors
-    /// The first one of `round`.
+    /// The first error of `round`.
     pub fn hold<T, E>(
         &mut self,
         count: usize,
@@ -64,14 +65,14 @@ impl Rounds {
         self.hold_with(count, round, LineTime::measure, PAUSE)
     }
 
-    /// Whether a round counts, before and after which the state was as `ends` say. Without a measurement it does.
+    /// Whether a round with these `ends` counts. Without a measurement it does.
     pub fn counts(&mut self, ends: [Option<LineTime>; 2], repetitions: &mut Repetitions) -> bool {
         let counts = !repetitions.take(ends);
         self.note(ends, counts);
         counts
     }
 
-    /// Takes down a round of which another [`Rounds`] has found whether it counts.
+    /// Records a round that another [`Rounds`] has already judged.
     pub fn note(&mut self, ends: [Option<LineTime>; 2], counts: bool) {
         let slower = ends.into_iter().flatten().max_by_key(|line| line.nanos);
         self.lines.extend(slower);
@@ -80,25 +81,25 @@ impl Rounds {
         self.slow += usize::from(counts && slower.is_some_and(|line| line.is_slow()));
     }
 
-    /// Nanoseconds of a cache line from core to core, of the slower end of each round: the least, the median and the most. `None` if
-    /// no round was measured.
+    /// The time of a cache line from core to core in nanoseconds, from the slower end of each round: the minimum, the
+    /// median and the maximum. `None` if no round was measured.
     pub fn line_nanos(&self) -> Option<[u32; 3]> {
         let mut nanos: Vec<u32> = self.lines.iter().map(|line| line.nanos).collect();
         nanos.sort_unstable();
         Some([*nanos.first()?, nanos[nanos.len() / 2], *nanos.last()?])
     }
 
-    /// The two cores between which it goes.
+    /// The two cores of these measurements.
     pub fn cores(&self) -> Option<[usize; 2]> {
         self.lines.first().map(|line| line.cores)
     }
 
-    /// Rounds that were carried out, with those that do not count.
+    /// All rounds, including those that do not count.
     pub fn rounds(&self) -> usize {
         self.rounds
     }
 
-    /// Rounds in the slow state that were repeated, and do not count.
+    /// Rounds in the slow state that were repeated and do not count.
     pub fn repeated(&self) -> usize {
         self.repeated
     }
@@ -130,7 +131,8 @@ impl Rounds {
     }
 }
 
-/// Before a repetition. The state lasts for seconds: a round of a few milliseconds would only meet the same one again.
+/// The pause before a repetition. The state lasts for seconds: a round of a few milliseconds would only see the same
+/// state again.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl fmt::Display for Rounds {
@@ -168,13 +170,13 @@ mod tests {
         Some(LineTime { cores: [0, 1], nanos })
     }
 
-    /// Rounds that bring their own numbers, counted from 0, in these states, each the one after a round and before the next.
-    /// Returns those that count, and what was asked for in each.
+    /// Performs rounds that return their own numbers, from 0, in these states: each is the state after a round and
+    /// before the next one. Returns the rounds that count, and the argument of each round.
     fn hold(count: usize, states: &[u32]) -> (Rounds, Vec<usize>, Vec<usize>) {
         let (mut rounds, mut asked) = (Rounds::new(), Vec::new());
         let mut measured = 0_usize;
         let measure = || {
-            // After round n and before round n + 1 it is the same.
+            // The state after round n is that before round n + 1.
             let state = states[measured.div_ceil(2).min(states.len() - 1)];
             measured += 1;
             of(state)
@@ -190,7 +192,7 @@ mod tests {
     #[test]
     fn a_round_that_is_slow_at_either_end_is_repeated() {
         let (rounds, kept, asked) = hold(3, &[110, 110, 550, 110, 120, 110]);
-        // Round 1 became slow, round 2 began so.
+        // The machine became slow in round 1, and was slow at the beginning of round 2.
         assert_eq!(kept, [0, 3, 4]);
         assert_eq!(asked, [0, 1, 1, 1, 2]);
         assert_eq!((rounds.rounds(), rounds.repeated(), rounds.slow()), (5, 2, 0));
@@ -202,7 +204,7 @@ mod tests {
         let (rounds, kept, _) = hold(2, &[550]);
         assert_eq!(kept, [5, 6]);
         assert_eq!((rounds.rounds(), rounds.repeated(), rounds.slow()), (7, 5, 2));
-        // The last one is fast again.
+        // The last round is fast again.
         let (rounds, kept, _) = hold(2, &[550, 550, 550, 550, 550, 550, 115, 115]);
         assert_eq!(kept, [5, 6]);
         assert_eq!((rounds.repeated(), rounds.slow()), (5, 1));
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_ends_it() {
+    fn an_error_ends_the_rounds() {
         let mut rounds = Rounds::new();
         let round = |number| if number == 1 { Err("wrong") } else { Ok(()) };
         assert_eq!(rounds.hold_with(3, round, || of(110), Duration::ZERO), Err("wrong"));
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_says_what_was_slow_and_what_became_of_it() {
+    fn the_report_counts_slow_and_repeated_rounds() {
         let told = |count, states: &[u32]| hold(count, states).0.to_string();
         assert_eq!(
             told(3, &[112, 118, 115]),

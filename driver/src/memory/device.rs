@@ -7,11 +7,11 @@ use super::{Handle, Memory, MemoryError, MemoryKind};
 use crate::gpu::{Block, Device, DmaBuf};
 
 impl Memory {
-    /// GPU memory, one block of it. `address` is the device's address of the first byte; a device whose memory has no addresses
-    /// passes one that is unmapped.
+    /// A block of GPU memory. `address` is the device's address of the first byte. If the device's memory has no
+    /// addresses, it is an unmapped one.
     pub fn of_device(block: Arc<dyn Block>, address: NonNull<u8>, len: usize) -> Memory {
         let block = super::Block::Device(block);
-        // The CPU accesses nothing of it.
+        // The CPU does not access it.
         Memory { base: address, len, reach: 0, block: Arc::new(Handle { kind: MemoryKind::Device, block }) }
     }
 
@@ -28,7 +28,7 @@ impl Memory {
         }
     }
 
-    /// The GPU memory as a dma-buf, with which a network card accesses it.
+    /// Exports the GPU memory as a dma-buf, by which a network card accesses it.
     ///
     /// # Errors
     /// [`MemoryError::Gpu`] with what is missing; [`MemoryError::NotADevices`] for host memory.
@@ -49,7 +49,7 @@ impl Memory {
         end.map(|_| Piece { memory: self, offset, len }).ok_or_else(|| self.range(offset, len))
     }
 
-    /// Reads device memory, by a copy of the device.
+    /// Reads device memory by a copy of the device.
     #[cold]
     pub(super) fn read_by_device(&self, offset: u64, to: &mut [u8]) -> Result<(), MemoryError> {
         self.by_device(offset, to.len(), |block| block.read(offset, to))
@@ -60,7 +60,7 @@ impl Memory {
         Held(Arc::clone(&self.block))
     }
 
-    /// Writes device memory, by a copy of the device.
+    /// Writes device memory by a copy of the device.
     #[cold]
     pub(super) fn write_by_device(&mut self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         self.by_device(offset, from.len(), |block| block.write(offset, from))
@@ -91,25 +91,24 @@ pub struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// Offset from the first byte of the block.
+    /// The offset from the first byte of the block.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "it may be empty, and nobody asks")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Its block, if it is of that type.
+    /// Its block, if it is of this type.
     #[cfg(any(feature = "opencl", feature = "cuda"))]
     pub(crate) fn block_as<T: Block>(&self) -> Option<&'a T> {
         self.memory.device_block()?.as_any().downcast_ref()
     }
 
-    /// A reference to the memory, while a copy of it is in progress: until it is dropped, the memory [is
-    /// pinned](Memory::is_pinned).
+    /// A reference to the memory during a copy of it: until it is dropped, the memory [is pinned](Memory::is_pinned).
     pub fn hold(&self) -> Held {
         self.memory.hold()
     }

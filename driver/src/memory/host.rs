@@ -4,14 +4,14 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// An anonymous mapping, unmapped on drop.
+/// An anonymous mapping. It is unmapped when it is dropped.
 #[derive(Debug)]
 pub(crate) struct AnonymousMapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the bytes are reached through `&self` (reads) and `&mut self` (writes), or by `Memory` from its address.
+// SAFETY: the bytes are accessed through `&self` (reads) and `&mut self` (writes), or by `Memory` through its address.
 unsafe impl Send for AnonymousMapping {}
 // SAFETY: as above.
 unsafe impl Sync for AnonymousMapping {}
@@ -19,8 +19,7 @@ unsafe impl Sync for AnonymousMapping {}
 impl AnonymousMapping {
     /// `len` bytes of zeros, page-aligned and prefaulted.
     pub(crate) fn zeroed(len: usize) -> io::Result<AnonymousMapping> {
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no
-        // existing memory.
+        // SAFETY: an anonymous private mapping at an address chosen by the kernel does not affect existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -45,14 +44,14 @@ impl AnonymousMapping {
     }
 }
 
-/// Addresses of this process that stay unmapped until this is dropped: any access faults.
+/// Addresses of this process that stay reserved until this is dropped: every access faults.
 #[derive(Debug)]
 pub(crate) struct EmptyRange {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: nothing is reached by it.
+// SAFETY: no memory is accessed through it.
 unsafe impl Send for EmptyRange {}
 // SAFETY: as above.
 unsafe impl Sync for EmptyRange {}
@@ -61,7 +60,7 @@ impl EmptyRange {
     /// `len` addresses, from the start of a page on.
     pub(crate) fn new(len: usize) -> io::Result<EmptyRange> {
         let len = len.max(1);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: a new mapping at an address chosen by the kernel does not affect existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -95,7 +94,7 @@ impl EmptyRange {
 
 impl Drop for EmptyRange {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`, unmapped once; nothing was ever in it.
+        // SAFETY: the mapping of `new`, unmapped once. It never contained anything.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -103,7 +102,7 @@ impl Drop for EmptyRange {
 impl Deref for AnonymousMapping {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes for the life of `self`; a `Memory` never derefs its mapping.
+        // SAFETY: `len` initialised bytes, valid as long as `self`. A `Memory` never dereferences its mapping.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
@@ -117,7 +116,7 @@ impl DerefMut for AnonymousMapping {
 
 impl Drop for AnonymousMapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `zeroed`, unmapped once.
+        // SAFETY: the mapping of `zeroed`, unmapped once.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len.max(1)) };
     }
 }

@@ -21,7 +21,7 @@ pub struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// How many bytes.
+    /// The number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "a payload is never empty")]
     pub fn len(self) -> usize {
         self.span.len()
@@ -39,8 +39,8 @@ impl<'a> Payload<'a> {
 }
 
 impl Memory {
-    /// Bytes `offset..offset + len` for a port that sends them without a copy. `None` outside the block, and for memory that
-    /// others may write: the port could send other bytes than those covered by the ICRC.
+    /// Bytes `offset..offset + len` for a port that sends them without a copy. `None` outside the block, and for memory
+    /// that others may write: the port could send bytes other than those covered by the ICRC.
     pub fn payload(&self, offset: u64, len: usize) -> Option<Payload<'_>> {
         if self.kind() != MemoryKind::Owned {
             return None;
@@ -48,7 +48,7 @@ impl Memory {
         Some(Payload { span: self.span(offset, len)?, handle: &self.block })
     }
 
-    /// Whether a port still sends from it.
+    /// Whether a port still sends from it, or a [`Held`](super::Held) exists.
     pub fn is_pinned(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_none()
     }
@@ -56,8 +56,8 @@ impl Memory {
 
 /// Part of a [`Memory`] that a port sends without a copy. A context does not return the memory while one exists.
 ///
-/// Only the address is available, for a device: the owner may write these bytes while the device reads them; it then sends old or
-/// new ones, as any RNIC does.
+/// Only the address is available, for a device. The owner may write these bytes while the device reads them; it then
+/// sends old or new ones, like any RNIC.
 ///
 /// ```compile_fail,E0599
 /// # use ferroce_driver::Memory;
@@ -71,16 +71,16 @@ pub struct Pinned {
     _handle: Arc<Handle>,
 }
 
-// SAFETY: an address, and a share in what keeps it valid, which is `Send` and `Sync` in every kind of memory.
+// SAFETY: an address, with a reference to its owner, which is `Send` and `Sync` for every kind of memory.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// The first byte; readable while the value lives.
+    /// The first byte, readable as long as the value exists.
     pub fn address(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "a payload is never empty")]
     pub fn len(&self) -> usize {
         self.len

@@ -14,13 +14,13 @@ pub struct Span<'a> {
 
 impl<'a> Span<'a> {
     /// # Safety
-    /// `len` initialised bytes at `base` are valid for reads for the life `'a`.
+    /// `len` initialised bytes at `base` must be valid for reads for the lifetime `'a`.
     #[inline(always)]
     pub(crate) unsafe fn new(base: NonNull<u8>, len: usize) -> Span<'a> {
         Span { base, len, life: PhantomData }
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     #[inline(always)]
     pub fn len(self) -> usize {
         self.len
@@ -42,7 +42,7 @@ impl<'a> Span<'a> {
         self.base.as_ptr()
     }
 
-    /// The first `at` bytes and the others.
+    /// The first `at` bytes, and the remaining ones.
     ///
     /// # Panics
     /// If there are fewer.
@@ -53,7 +53,7 @@ impl<'a> Span<'a> {
         unsafe { (Span::new(self.base, at), Span::new(self.base.add(at), self.len - at)) }
     }
 
-    /// The `len` bytes from `offset` on.
+    /// The `len` bytes at `offset`.
     ///
     /// # Panics
     /// If there are fewer.
@@ -65,7 +65,7 @@ impl<'a> Span<'a> {
     /// The first `N` bytes.
     #[inline(always)]
     pub(crate) fn first<const N: usize>(self) -> Option<[u8; N]> {
-        // SAFETY: so many initialised bytes; an array of them may lie anywhere.
+        // SAFETY: this many initialised bytes. An array of them needs no alignment.
         (self.len >= N).then(|| unsafe { self.base.cast().read_unaligned() })
     }
 
@@ -90,8 +90,8 @@ impl<'a> Span<'a> {
             to[behind..].copy_from_slice(&last);
             return;
         }
-        // SAFETY: so many bytes are valid on both sides. `to` is a unique borrow, so it overlaps nothing that
-        // anybody may write.
+        // SAFETY: this many bytes are valid on both sides. `to` is a unique borrow, so it does not overlap with memory
+        // that others may write.
         unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), to.as_mut_ptr(), self.len) };
     }
 }
@@ -99,7 +99,7 @@ impl<'a> Span<'a> {
 impl<'a> From<&'a [u8]> for Span<'a> {
     #[inline(always)]
     fn from(bytes: &'a [u8]) -> Span<'a> {
-        // SAFETY: a slice's bytes are valid for its life.
+        // SAFETY: a slice's bytes are valid for its lifetime.
         unsafe { Span::new(NonNull::from(bytes).cast(), bytes.len()) }
     }
 }
@@ -121,14 +121,14 @@ pub struct SpanMut<'a> {
 
 impl<'a> SpanMut<'a> {
     /// # Safety
-    /// `len` initialised bytes at `base` are valid for reads and writes for the life `'a`, and nobody of this process has a
-    /// reference to them.
+    /// `len` initialised bytes at `base` must be valid for reads and writes for the lifetime `'a`, and this process
+    /// must have no references to them.
     #[inline(always)]
     pub(crate) unsafe fn new(base: NonNull<u8>, len: usize) -> SpanMut<'a> {
         SpanMut { base, len, life: PhantomData }
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     #[inline(always)]
     pub fn len(self) -> usize {
         self.len
@@ -146,7 +146,7 @@ impl<'a> SpanMut<'a> {
         self.base.as_ptr()
     }
 
-    /// The first `at` bytes and the others.
+    /// The first `at` bytes, and the remaining ones.
     ///
     /// # Panics
     /// If there are fewer.
@@ -157,7 +157,7 @@ impl<'a> SpanMut<'a> {
         unsafe { (SpanMut::new(self.base, at), SpanMut::new(self.base.add(at), self.len - at)) }
     }
 
-    /// The `len` bytes from `offset` on.
+    /// The `len` bytes at `offset`.
     ///
     /// # Panics
     /// If there are fewer.
@@ -166,22 +166,22 @@ impl<'a> SpanMut<'a> {
         self.split_at(offset).1.split_at(len).0
     }
 
-    /// The same bytes, to copy from.
+    /// The same bytes as a source of copies.
     #[inline(always)]
     pub fn as_span(self) -> Span<'a> {
-        // SAFETY: a span to copy to is valid for reads as well, and initialised.
+        // SAFETY: the bytes are also valid for reads, and initialised.
         unsafe { Span::new(self.base, self.len) }
     }
 
-    /// Copies `from` to it.
+    /// Copies `from` to these bytes.
     ///
     /// # Panics
-    /// If it has another length.
+    /// If the lengths differ.
     #[inline(always)]
     pub fn copy_from(self, from: Span<'_>) {
         assert_eq!(self.len, from.len(), "a copy has as many bytes as the original");
-        // SAFETY: so many bytes are valid on both sides. Where the two overlap somebody writes what is being copied, and
-        // nobody relies on its value.
+        // SAFETY: this many bytes are valid on both sides. If the two overlap, bytes are written while they are copied,
+        // and no program relies on their values.
         unsafe { std::ptr::copy(from.address(), self.base.as_ptr(), self.len) };
     }
 }
@@ -189,7 +189,7 @@ impl<'a> SpanMut<'a> {
 impl<'a> From<&'a mut [u8]> for SpanMut<'a> {
     #[inline(always)]
     fn from(bytes: &'a mut [u8]) -> SpanMut<'a> {
-        // SAFETY: a slice's bytes are valid for its life, for which it is borrowed.
+        // SAFETY: a slice's bytes are valid for its lifetime, for which it is borrowed.
         unsafe { SpanMut::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
     }
 }
@@ -198,10 +198,10 @@ impl<'a> From<&'a mut [u8]> for SpanMut<'a> {
 const WORD: usize = size_of::<u64>();
 
 /// Copies `from` to `to`, the last bytes last and with release: a peer's program waits for the last byte of a WRITE,
-/// and all others must be there by then.
+/// and all others must be visible by then.
 ///
 /// # Safety
-/// As many bytes at `to` are valid for writes, and nobody has a reference to them but of atomics.
+/// As many bytes at `to` must be valid for writes, and there must be no references to them except to atomics.
 #[inline(always)]
 pub(crate) unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
     let before = from.len().saturating_sub(WORD);
@@ -209,19 +209,19 @@ pub(crate) unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
     // SAFETY: inside `to`, which has as many bytes as `from`.
     let end = unsafe { to.add(before) };
     if !first.is_empty() {
-        // SAFETY: so many bytes are valid on both sides. `from` is a borrow of memory that nobody writes, so they
-        // don't overlap.
+        // SAFETY: this many bytes are valid on both sides. `from` is a borrow of memory that is not written, so they do
+        // not overlap.
         unsafe { std::ptr::copy_nonoverlapping(first.as_ptr(), to.as_ptr(), before) };
     }
     match <[u8; WORD]>::try_from(last) {
         Ok(word) if (end.as_ptr() as usize).is_multiple_of(WORD) => {
-            // SAFETY: eight bytes that are valid for writes, aligned, and not borrowed.
+            // SAFETY: eight aligned bytes that are valid for writes and not borrowed.
             unsafe { AtomicU64::from_ptr(end.as_ptr().cast()) }
                 .store(u64::from_ne_bytes(word), Ordering::Release);
         }
         _ => {
             for (at, byte) in last.iter().enumerate() {
-                // SAFETY: one byte that is valid for writes and not borrowed.
+                // SAFETY: a byte that is valid for writes and not borrowed.
                 unsafe { AtomicU8::from_ptr(end.as_ptr().add(at)) }.store(*byte, Ordering::Release);
             }
         }

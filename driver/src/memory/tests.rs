@@ -11,7 +11,7 @@ fn zeroed_is_zero_aligned_and_writable() {
     assert!(Memory::zeroed(0).unwrap().is_empty());
 }
 
-/// Every length up to some words at every alignment: all of it and nothing else is written.
+/// For every length up to some words and every alignment: all bytes and no others are written.
 #[test]
 fn copies_are_whole_and_stay_inside() {
     let from: Vec<u8> = (1..=40).collect();
@@ -30,7 +30,7 @@ fn copies_are_whole_and_stay_inside() {
 }
 
 #[test]
-fn nothing_outside_is_reached() {
+fn accesses_outside_are_refused() {
     let mut m = Memory::shared(16).unwrap();
     let range = |offset, len| Err(MemoryError::Range { offset, len, length: 16 });
     assert_eq!(m.write(9, &[0; 8]), range(9, 8));
@@ -42,14 +42,14 @@ fn nothing_outside_is_reached() {
 }
 
 #[test]
-fn words_are_words() {
+fn words_are_loaded_stored_and_changed() {
     let mut m = Memory::zeroed(16).unwrap();
     m.store_u64(8, 5).unwrap();
     assert_eq!(m.fetch_add(8, u64::MAX).unwrap(), 5);
     assert_eq!(m.compare_swap(8, 3, 9).unwrap(), 4);
     assert_eq!(m.compare_swap(8, 4, 9).unwrap(), 4);
     assert_eq!((m.load_u64(8).unwrap(), m.load_u64(0).unwrap()), (9, 0));
-    // Anywhere, where nobody else can see half of one.
+    // At any offset, because there are no concurrent readers.
     m.store_u64(3, 0x0102_0304_0506_0708).unwrap();
     assert_eq!(m.fetch_add(3, 1).unwrap(), 0x0102_0304_0506_0708);
     assert_eq!(m.compare_swap(3, 0x0102_0304_0506_0709, 5).unwrap(), 0x0102_0304_0506_0709);
@@ -82,7 +82,7 @@ fn owned_memory_has_one_holder() {
 }
 
 #[test]
-fn what_is_pinned_outlives_its_memory() {
+fn pinned_bytes_outlive_their_memory() {
     let mut m = Memory::zeroed(100).unwrap();
     m.write(9, &[7]).unwrap();
     let pinned = m.payload(9, 91).unwrap().pin();
@@ -93,7 +93,7 @@ fn what_is_pinned_outlives_its_memory() {
     assert_eq!((unsafe { pinned.address().read() }, pinned.len()), (7, 91));
 }
 
-/// What others may write meanwhile can't be sent from where it is.
+/// Memory that others may write meanwhile can't be sent without a copy.
 #[test]
 fn only_owned_memory_is_pinned() {
     let mut owned = Memory::zeroed(64).unwrap();
@@ -116,7 +116,7 @@ fn foreign_memory_lives_as_long_as_its_owner() {
     let dropped = Arc::new(AtomicU64::new(0));
     let mut buffer = vec![1u8; 64];
     let base = NonNull::new(buffer.as_mut_ptr()).unwrap();
-    // SAFETY: the owner has the buffer, which nobody else reaches.
+    // SAFETY: the owner has the buffer, which is not accessed otherwise.
     let mut m = unsafe { Memory::from_raw(base, 64, Owner(Arc::clone(&dropped), buffer)) };
     m.write(0, &[9]).unwrap();
     assert_eq!(m.bytes().unwrap_err(), MemoryError::NoSlices { kind: MemoryKind::Foreign });

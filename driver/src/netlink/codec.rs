@@ -31,7 +31,7 @@ impl Request {
         self
     }
 
-    /// Appends an attribute that holds attributes.
+    /// Appends an attribute that contains attributes.
     pub(super) fn nested(self, kind: u16, attributes: &[(u16, &[u8])]) -> Request {
         let mut inner = Vec::new();
         for (kind, value) in attributes {
@@ -40,7 +40,7 @@ impl Request {
         self.attribute(kind | libc::NLA_F_NESTED as u16, &inner)
     }
 
-    /// The bytes to send, under this sequence number.
+    /// The bytes to send, with this sequence number.
     pub(super) fn finish(mut self, sequence: u32) -> Vec<u8> {
         let len = self.bytes.len() as u32;
         self.bytes[0..4].copy_from_slice(&len.to_ne_bytes());
@@ -56,7 +56,7 @@ pub(super) struct NetlinkMessage<'a> {
     pub(super) payload: &'a [u8],
 }
 
-/// The messages of one datagram. Stops at the first that is not whole.
+/// The messages of one datagram. Stops at the first incomplete one.
 pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     std::iter::from_fn(move || {
         let len = u32_at(datagram, 0)? as usize;
@@ -70,7 +70,7 @@ pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = NetlinkMessa
     })
 }
 
-/// The attributes in `bytes`, as (type, value). Stops at the first that is not whole.
+/// The attributes in `bytes`, as (type, value). Stops at the first incomplete one.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = usize::from(u16_at(bytes, 0)?);
@@ -102,7 +102,7 @@ pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// The bytes of an address, as attributes carry them.
+/// The bytes of an address, as in attributes.
 pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),
@@ -110,7 +110,7 @@ pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// The address family as netlink headers carry it.
+/// The address family, as in netlink headers.
 pub(super) fn family(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => libc::AF_INET as u8,
@@ -163,7 +163,7 @@ mod tests {
         for cut in 0..bytes.len() {
             assert_eq!(messages(&bytes[..cut]).count(), 0, "cut at {cut}");
         }
-        // A length below the header's own size must not loop or panic.
+        // A length smaller than the header must not cause an endless loop or a panic.
         assert_eq!(attributes(&[2, 0, 1, 0, 0, 0, 0, 0]).count(), 0);
         assert_eq!(messages(&[0; 64]).count(), 0);
     }

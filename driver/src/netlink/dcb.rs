@@ -1,4 +1,4 @@
-//! Classes of traffic of a port, as its driver tells them by DCB netlink (linux/dcbnl.h).
+//! Traffic classes of a port, as reported by its driver through DCB netlink (linux/dcbnl.h).
 
 use std::io;
 
@@ -7,15 +7,16 @@ use super::socket::NetlinkSocket;
 use super::{Interface, ONE, os_error};
 use crate::Error;
 
-/// Data center bridging of a port (IEEE 802.1Q): its priorities, what class each has and which of them PFC protects.
+/// Data center bridging of a port (IEEE 802.1Q): its priorities, their traffic classes, and the priorities protected by
+/// PFC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Dcb {
-    /// Priority flow control; `None` where the driver does not tell.
+    /// Priority flow control; `None` if the driver does not report it.
     pub pfc: Option<Pfc>,
-    /// Enhanced transmission selection; `None` where the driver does not tell.
+    /// Enhanced transmission selection; `None` if the driver does not report it.
     pub ets: Option<Ets>,
-    /// DSCPs and their priorities (0 to 7), by DSCP. Empty where the port does not classify by DSCP.
+    /// DSCPs and their priorities (0 to 7), by DSCP. Empty if the port does not classify by DSCP.
     pub dscp: Vec<(u8, u8)>,
     /// The priority of all other packets without a VLAN tag, 0 to 7.
     pub default_priority: u8,
@@ -25,13 +26,13 @@ pub struct Dcb {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pfc {
-    /// Traffic classes that can have it at the same time.
+    /// The number of traffic classes that can have it at the same time.
     pub capability: u8,
     /// Whether it is on, by priority.
     pub enabled: [bool; PRIORITIES],
-    /// Pause frames sent, by priority. Zero where the driver does not count them.
+    /// Pause frames sent, by priority. Zero if the driver does not count them.
     pub sent: [u64; PRIORITIES],
-    /// Pause frames received, by priority. Zero where the driver does not count them.
+    /// Pause frames received, by priority. Zero if the driver does not count them.
     pub received: [u64; PRIORITIES],
 }
 
@@ -39,17 +40,17 @@ pub struct Pfc {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ets {
-    /// Traffic classes that the port has.
+    /// The number of traffic classes of the port.
     pub classes: u8,
     /// The traffic class of each priority.
     pub class: [u8; PRIORITIES],
-    /// How each traffic class gets its turn.
+    /// The transmission selection of each traffic class.
     pub selection: [Selection; PRIORITIES],
     /// The share of each traffic class of [`Selection::Share`], in percent.
     pub share: [u8; PRIORITIES],
 }
 
-/// How a traffic class gets its turn to send (IEEE 802.1Q, table 8-6).
+/// The transmission selection of a traffic class (IEEE 802.1Q, table 8-6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Selection {
@@ -58,17 +59,17 @@ pub enum Selection {
     Strict,
     /// By a credit-based shaper.
     Shaper,
-    /// By its share of what the strict classes leave.
+    /// By its share of the bandwidth that the strict classes leave.
     Share,
-    /// By another rule, that of the vendor mostly.
+    /// By another algorithm, usually the vendor's.
     Other(u8),
 }
 
-/// Priorities of IEEE 802.1Q, and the traffic classes that there can be.
+/// The number of priorities in IEEE 802.1Q, and the largest number of traffic classes.
 const PRIORITIES: usize = 8;
 
 impl Dcb {
-    /// What the driver of an interface tells, in the network namespace of the calling thread. `None` where driver or
+    /// The report of an interface's driver, in the network namespace of the calling thread. `None` if the driver or the
     /// kernel has no DCB (veth, virtio).
     ///
     /// # Errors
@@ -88,7 +89,7 @@ impl Dcb {
 
     /// The priority of packets with this DSCP that have no VLAN tag.
     pub fn priority(&self, dscp: u8) -> u8 {
-        // The higher one of two, as drivers do it.
+        // The higher one of two, like drivers.
         let priorities = self.dscp.iter().filter(|(of, _)| *of == dscp).map(|(_, priority)| *priority);
         priorities.max().unwrap_or(self.default_priority)
     }
@@ -105,11 +106,11 @@ const DCB_ATTR_IEEE_ETS: u16 = 1;
 const DCB_ATTR_IEEE_PFC: u16 = 2;
 const DCB_ATTR_IEEE_APP_TABLE: u16 = 3;
 const DCB_ATTR_IEEE_APP: u16 = 1;
-/// An entry whose protocol is an EtherType; that of 0 is the default priority.
+/// An entry whose protocol is an EtherType. EtherType 0 is for the default priority.
 const IEEE_8021QAZ_APP_SEL_ETHERTYPE: u8 = 1;
 const IEEE_8021QAZ_APP_SEL_DSCP: u8 = 5;
 
-/// `None` of what is no answer to `DCB_CMD_IEEE_GET`.
+/// Returns `None` if it is not an answer to `DCB_CMD_IEEE_GET`.
 fn parse(payload: &[u8]) -> Option<Dcb> {
     let (_, ieee) = attributes(payload.get(DCBMSG..)?).find(|(kind, _)| *kind == DCB_ATTR_IEEE)?;
     let mut dcb = Dcb::default();
@@ -162,7 +163,7 @@ fn parse_pfc(value: &[u8]) -> Option<Pfc> {
 fn parse_ets(value: &[u8]) -> Option<Ets> {
     let table = |at: usize| <[u8; PRIORITIES]>::try_from(value.get(at..at + PRIORITIES)?).ok();
     let class = table(27)?;
-    // A class that there is not would be nobody's.
+    // Refuses classes that do not exist.
     if class.iter().any(|class| usize::from(*class) >= PRIORITIES) {
         return None;
     }
@@ -179,7 +180,7 @@ fn parse_ets(value: &[u8]) -> Option<Ets> {
 mod tests {
     use super::*;
 
-    /// What a kernel answers whose port has PFC on priority 3, DSCP 26 in it and DSCP 48 in priority 6.
+    /// The answer of a kernel for a port with PFC on priority 3, which has DSCP 26, and with DSCP 48 in priority 6.
     fn answer() -> Vec<u8> {
         let mut pfc = vec![8, 1 << 3, 0, 0, 0, 0, 0, 0];
         for counter in (100..108u64).chain(200..208) {
@@ -201,7 +202,7 @@ mod tests {
             entry(5, 6, 48),
             entry(5, 3, 26),
             entry(5, 2, 26),
-            // FCoE, the default priority; a DSCP and a priority that there are not.
+            // FCoE, the default priority, an invalid DSCP and an invalid priority.
             entry(1, 5, 0x8906),
             entry(1, 1, 0),
             entry(5, 1, 64),
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_with_all_that_is_in_it() {
+    fn every_part_of_an_answer_is_read() {
         let dcb = parse(&answer()).unwrap();
         let pfc = dcb.pfc.unwrap();
         assert_eq!((pfc.capability, pfc.enabled), (8, [0, 1, 2, 3, 4, 5, 6, 7].map(|p| p == 3)));
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_does_not_tell_is_left_out() {
+    fn unreported_attributes_are_omitted() {
         let message = Request::new(libc::RTM_GETDCB, 0, &[0; 4]).nested(DCB_ATTR_IEEE, &[]).finish(7);
         assert_eq!(parse(&message[16..]), Some(Dcb::default()));
         assert_eq!(parse(&[0; 4]), None);
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_makes_it_panic() {
+    fn no_answer_causes_a_panic() {
         let whole = answer();
         for cut in 0..whole.len() {
             let _ = parse(&whole[..cut]);

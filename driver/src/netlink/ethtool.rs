@@ -1,11 +1,11 @@
-//! What the driver of an interface tells by ethtool (linux/ethtool.h).
+//! The ethtool reports of an interface's driver (linux/ethtool.h).
 
 use std::os::fd::AsRawFd;
 
 use super::{Interface, Netlink};
 
 impl Netlink {
-    /// Adds what the driver tells by ethtool: the numbers of queues in use, in place of those that exist, and the speed.
+    /// Adds the driver's ethtool reports: the numbers of queues in use, instead of those that exist, and the speed.
     pub(super) fn ask_driver(&self, interface: &mut Interface) {
         let mut channels = EthtoolChannels::default();
         if self.ethtool(interface, &mut channels) {
@@ -20,14 +20,14 @@ impl Netlink {
         }
     }
 
-    /// Whether packets that come by the interface are put together (GRO), as far as the kernel tells. The loopback interface says
-    /// that they are, and nothing there does it.
+    /// Whether packets received from the interface are aggregated (GRO), or this is unknown. The loopback interface
+    /// reports that they are, but does not aggregate.
     pub(crate) fn puts_together(&self, interface: &Interface) -> bool {
         let mut gro = EthtoolValue::default();
         !interface.loopback && (!self.ethtool(interface, &mut gro) || gro.data != 0)
     }
 
-    /// Lets the driver of an interface fill `command`. Returns whether it has.
+    /// Makes the driver of an interface fill `command`. Returns whether it has.
     fn ethtool<C: EthtoolCommand>(&self, interface: &Interface, command: &mut C) -> bool {
         // SAFETY: an `ifreq` is plain old data, for which zeros are valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -36,13 +36,13 @@ impl Netlink {
         }
         *command.number() = C::NUMBER;
         request.ifr_ifru.ifru_data = (&raw mut *command).cast();
-        // SAFETY: `request` names the interface (16 bytes with NUL, as the kernel gave it) and points to `command`, which
-        // has the layout that `C::NUMBER`, its first word, stands for; both outlive it.
+        // SAFETY: `request` names the interface (16 bytes with NUL, as returned by the kernel) and points to `command`,
+        // which has the layout for the command `C::NUMBER`, its first word. Both outlive the call.
         unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) == 0 }
     }
 }
 
-/// Unknown, as drivers say it that have 16 bits for it.
+/// An unknown speed in drivers with a field of 16 bits.
 const ETHTOOL_SPEED_16_UNKNOWN: u32 = u16::MAX as u32;
 const ETHTOOL_SPEED_UNKNOWN: u32 = u32::MAX;
 
@@ -86,7 +86,7 @@ impl EthtoolCommand for EthtoolSettings {
 struct EthtoolSettings {
     cmd: u32,
     link_modes: [u32; 2],
-    /// In Mb/s, its lower half.
+    /// The lower half of the speed in Mb/s.
     speed: u16,
     port: [u8; 6],
     packets: [u32; 2],

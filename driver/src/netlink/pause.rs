@@ -1,4 +1,4 @@
-//! Pause frames of a port, as its driver tells them by ethtool netlink (linux/ethtool_netlink.h).
+//! Pause frames of a port, as reported by its driver through ethtool netlink (linux/ethtool_netlink.h).
 
 use std::io;
 
@@ -11,21 +11,21 @@ use crate::Error;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pause {
-    /// Whether both ends of the link agree on it; then `rx` and `tx` are what this end offers.
+    /// Whether both ends of the link negotiate it; then `rx` and `tx` are what this end advertises.
     pub autoneg: bool,
     /// Whether the port obeys pause frames.
     pub rx: bool,
     /// Whether the port sends pause frames.
     pub tx: bool,
-    /// Pause frames received; `None` where the driver does not tell, or the kernel is older than 5.10.
+    /// Pause frames received; `None` if the driver does not report them, or if the kernel is older than 5.10.
     pub received: Option<u64>,
-    /// Pause frames sent; `None` where the driver does not tell.
+    /// Pause frames sent; `None` if the driver does not report them.
     pub sent: Option<u64>,
 }
 
 impl Pause {
-    /// What the driver of an interface tells, in the network namespace of the calling thread. `None` where the driver has
-    /// no pause frames (veth, virtio) or the kernel is older than 5.10.
+    /// The report of an interface's driver, in the network namespace of the calling thread. `None` if the driver has no
+    /// pause frames (veth, virtio) or the kernel is older than 5.10.
     ///
     /// # Errors
     /// [`Error::Os`].
@@ -42,7 +42,7 @@ impl Pause {
         });
         match pause {
             Ok(pause) => Ok(Some(pause)),
-            // A kernel without ethtool netlink has no family of that name.
+            // A kernel without ethtool netlink has no such family.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => Ok(None),
             Err(e) => Err(os_error("asking for the pause frames of a port", &interface.name, e)),
         }
@@ -86,7 +86,7 @@ fn parse_family(payload: &[u8]) -> Option<u16> {
     all.find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID).and_then(|(_, value)| u16_at(value, 0))
 }
 
-/// `None` of what is no answer to `ETHTOOL_MSG_PAUSE_GET`.
+/// Returns `None` if it is not an answer to `ETHTOOL_MSG_PAUSE_GET`.
 fn parse(payload: &[u8]) -> Option<Pause> {
     let all = payload.get(GENLMSGHDR..)?;
     let is_on = |wanted| {
@@ -114,7 +114,7 @@ fn parse(payload: &[u8]) -> Option<Pause> {
 mod tests {
     use super::*;
 
-    /// What a kernel answers whose port obeys pause frames and has got 12.
+    /// The answer of a kernel for a port that obeys pause frames and has received 12.
     fn answer() -> Vec<u8> {
         let message = Request::new(20, 0, &[22, 1, 0, 0])
             .nested(
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_with_the_counters_that_are_in_it() {
+    fn an_answer_is_read_with_its_counters() {
         let expected = Pause { autoneg: false, rx: true, tx: false, received: Some(12), sent: None };
         assert_eq!(parse(&answer()), Some(expected));
         let family = Request::new(GENL_ID_CTRL, 0, &[1, 2, 0, 0])
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_makes_it_panic() {
+    fn no_answer_causes_a_panic() {
         let whole = answer();
         for cut in 0..whole.len() {
             let _ = (parse(&whole[..cut]), parse_family(&whole[..cut]));

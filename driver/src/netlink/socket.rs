@@ -1,4 +1,4 @@
-//! A netlink socket: a request, and the messages that answer it.
+//! A netlink socket: requests, and the messages that answer them.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -16,7 +16,7 @@ pub(super) struct NetlinkSocket {
     buffer: RefCell<Vec<u8>>,
 }
 
-/// No answer of the kernel takes this long; it only keeps a lost one from blocking for ever.
+/// The kernel always answers sooner. This only prevents a lost answer from blocking forever.
 const REPLY_TIMEOUT_S: i64 = 5;
 
 impl NetlinkSocket {
@@ -28,7 +28,7 @@ impl NetlinkSocket {
         if fd < 0 {
             return Err(os(io::Error::last_os_error()));
         }
-        // SAFETY: `fd` is a descriptor that nobody else owns.
+        // SAFETY: `fd` is a new descriptor without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let timeout = libc::timeval { tv_sec: REPLY_TIMEOUT_S, tv_usec: 0 };
         // SAFETY: the pointer and length describe `timeout`, which outlives the call.
@@ -47,7 +47,7 @@ impl NetlinkSocket {
         Ok(NetlinkSocket { fd, sequence: Cell::new(0), buffer: RefCell::new(vec![0; 1 << 16]) })
     }
 
-    /// Sends a request and hands the payload of each message of the answer to `each`.
+    /// Sends a request, and passes the payload of each message of the answer to `each`.
     pub(super) fn exchange(&self, request: Request, mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let sequence = self.sequence.get().wrapping_add(1);
         self.sequence.set(sequence);
@@ -71,8 +71,8 @@ impl NetlinkSocket {
             }
             for message in messages(&buffer[..n]).filter(|m| m.sequence == sequence) {
                 match i32::from(message.kind) {
-                    // The end of a dump, and of every other answer: a negated errno, or 0. A dump may have what its
-                    // last part returned instead, which is not negative.
+                    // The end of a dump and of every other answer: a negated errno, or 0. A dump may instead contain
+                    // the return value of its last part, which is not negative.
                     kind @ (libc::NLMSG_DONE | libc::NLMSG_ERROR) => {
                         return match u32_at(message.payload, 0).unwrap_or(0) as i32 {
                             0 => Ok(()),

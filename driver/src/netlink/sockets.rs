@@ -1,4 +1,5 @@
-//! UDP sockets, as the kernel lists them: by netlink (`man 7 sock_diag`), or in `/proc` where it has no socket monitoring.
+//! UDP sockets, as listed by the kernel: by netlink (`man 7 sock_diag`), or in `/proc` if the kernel has no socket
+//! monitoring.
 
 use std::fs;
 use std::io;
@@ -12,20 +13,20 @@ use crate::Error;
 /// A UDP socket that is bound to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BoundSocket {
-    /// Where it is bound; unspecified for all addresses of its IP version.
+    /// Its address; unspecified for all addresses of its IP version.
     pub(crate) address: IpAddr,
-    /// Whether it has IPv4 beside IPv6: all addresses of both.
+    /// Whether it receives both IPv6 and IPv4: all addresses of both.
     pub(crate) is_of_both: bool,
-    /// The index of the interface that alone it is bound to, 0 for all; `None` where the kernel does not tell.
+    /// The index of the only interface that it is bound to, 0 for all; `None` if the kernel does not report it.
     pub(crate) interface: Option<u32>,
-    /// The user whose process made it.
+    /// The user of the process that created it.
     pub(crate) user: u32,
-    /// Its number in the file system of sockets; 0 where it has none.
+    /// Its inode; 0 if it has none.
     pub(crate) inode: u32,
 }
 
 impl BoundSocket {
-    /// Whether packets to `own`, an address of the interface with that index, are its.
+    /// Whether it receives packets to `own`, an address of the interface with this index.
     pub(crate) fn covers(&self, own: IpAddr, interface: u32) -> bool {
         let is_there = self.interface.is_none_or(|index| index == 0 || index == interface);
         let is_all = self.address.is_unspecified()
@@ -37,14 +38,15 @@ impl BoundSocket {
 /// All UDP sockets of the calling thread's network namespace that are bound to a port. Needs no privilege.
 ///
 /// # Errors
-/// [`Error::Os`] where the kernel lists sockets in neither way.
+/// [`Error::Os`] if both listings fail.
 pub(crate) fn bound_to(port: u16) -> Result<Vec<BoundSocket>, Error> {
     let listed = match NetlinkSocket::open(libc::NETLINK_SOCK_DIAG) {
         Ok(socket) => by_netlink(&socket, port),
         Err(Error::Os { source, .. }) => Err(source),
         Err(error) => return Err(error),
     };
-    // A kernel without its modules (CONFIG_INET_DIAG, CONFIG_INET_UDP_DIAG) knows no such protocol or request.
+    // A kernel without the modules (CONFIG_INET_DIAG, CONFIG_INET_UDP_DIAG) does not support the protocol or the
+    // request.
     match listed {
         Err(error) if is_unknown(&error) => in_proc(port),
         listed => listed,
@@ -58,7 +60,7 @@ fn by_netlink(socket: &NetlinkSocket, port: u16) -> io::Result<Vec<BoundSocket>>
         let request = request(family as u8, libc::IPPROTO_UDP as u8, port);
         let asked = socket.exchange(request, |payload| found.extend(parse(payload, port)));
         match asked {
-            // A kernel without IPv6 has none of its sockets.
+            // A kernel without IPv6 has no IPv6 sockets.
             Err(error) if family == libc::AF_INET6 && is_unknown(&error) => {}
             other => other?,
         }
@@ -66,9 +68,9 @@ fn by_netlink(socket: &NetlinkSocket, port: u16) -> io::Result<Vec<BoundSocket>>
     Ok(found)
 }
 
-/// The same without the interfaces, and with each socket of IPv6 on all addresses taken for one of both versions.
+/// The same without the interfaces. Each IPv6 socket on all addresses is assumed to receive both versions.
 fn in_proc(port: u16) -> io::Result<Vec<BoundSocket>> {
-    // Of the thread: its namespace may not be that of the process.
+    // The thread's: its namespace may differ from that of the process.
     let mut table = fs::read_to_string("/proc/thread-self/net/udp")?;
     match fs::read_to_string("/proc/thread-self/net/udp6") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -77,8 +79,8 @@ fn in_proc(port: u16) -> io::Result<Vec<BoundSocket>> {
     Ok(table.lines().filter_map(|line| parse_line(line, port)).collect())
 }
 
-/// A line of `/proc/net/udp` or `/proc/net/udp6`: number, own address, peer's, state, queues, timer, retransmissions, user,
-/// timeout, inode. Addresses are words in the byte order of the machine.
+/// A line of `/proc/net/udp` or `/proc/net/udp6`: number, own address, peer's address, state, queues, timer,
+/// retransmissions, user, timeout, inode. Addresses are words in native byte order.
 fn parse_line(line: &str, port: u16) -> Option<BoundSocket> {
     let mut fields = line.split_whitespace().skip(1);
     let (address, own_port) = fields.next()?.split_once(':')?;
@@ -120,13 +122,13 @@ fn request(family: u8, protocol: u8, port: u16) -> Request {
     let mut fixed = [0; 56];
     fixed[0] = family;
     fixed[1] = protocol;
-    // In whatever state.
+    // In any state.
     fixed[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
     fixed[8..10].copy_from_slice(&port.to_be_bytes());
     Request::new(SOCK_DIAG_BY_FAMILY, DUMP, &fixed)
 }
 
-/// `struct inet_diag_msg`, and the attributes behind it.
+/// `struct inet_diag_msg`, followed by attributes.
 fn parse(payload: &[u8], port: u16) -> Option<BoundSocket> {
     const FIXED: usize = 72;
     const SOURCE: usize = 8;
@@ -135,7 +137,7 @@ fn parse(payload: &[u8], port: u16) -> Option<BoundSocket> {
     const INODE: usize = 68;
     const INET_DIAG_SKV6ONLY: u16 = 11;
     let rest = payload.get(FIXED..)?;
-    // The kernel may list more than was asked for.
+    // The kernel may list more than requested.
     if payload[4..6] != port.to_be_bytes() {
         return None;
     }
@@ -158,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Both ways list this process's sockets, and none of another port.
+    /// Both listings contain this process's sockets, and none of another port.
     #[test]
     fn proc_lists_what_netlink_lists() {
         let own = ["127.77.3.1:0", "[::1]:0", "0.0.0.0:0"].map(|address| UdpSocket::bind(address).ok());
@@ -179,10 +181,10 @@ mod tests {
         }
     }
 
-    /// The kernel tells so in the message that ends the list, which would otherwise be a short one. That of a kernel without
-    /// sockets of a protocol looks like this; here nobody has number 200.
+    /// The kernel reports this in the message that ends the list, which would otherwise look like a short list. This is
+    /// the answer of a kernel without sockets of a protocol; protocol 200 does not exist.
     #[test]
-    fn a_list_that_cannot_be_had_is_an_error() {
+    fn a_failed_listing_is_an_error() {
         let monitoring = NetlinkSocket::open(libc::NETLINK_SOCK_DIAG).unwrap();
         let error = monitoring.exchange(request(libc::AF_INET as u8, 200, 4791), |_| {}).unwrap_err();
         assert!(is_unknown(&error), "{error}");

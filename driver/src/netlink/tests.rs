@@ -24,7 +24,7 @@ fn addresses_come_in_gid_order() {
 }
 
 #[test]
-fn a_full_neighbour_table_is_told_with_its_remedy() {
+fn a_full_neighbour_table_is_reported_with_its_remedy() {
     let lo = Netlink::open().unwrap().interface("lo").unwrap();
     for (peer, setting) in
         [("192.0.2.1", "net.ipv4.neigh.default.gc_thresh3"), ("fe80::1", "net.ipv6.neigh.default.gc_thresh3")]

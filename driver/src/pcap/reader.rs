@@ -8,8 +8,8 @@ use super::{
 };
 use crate::Error;
 
-/// Reads a pcap file (either byte order, micro- or nanoseconds) or a pcapng file, a record at a
-/// time and without holding more than one in memory.
+/// Reads a pcap file (either byte order, micro- or nanoseconds) or a pcapng file, one record at a time, with at most one in
+/// memory.
 pub struct Reader {
     input: BufReader<Box<dyn Read + Send>>,
     path: String,
@@ -24,28 +24,28 @@ pub struct Reader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record<'a> {
-    /// Nanoseconds since 1970; 0 where the file has no time for it (pcapng's simple packets).
+    /// Nanoseconds since 1970; 0 if the file has no time for it (pcapng's simple packets).
     pub timestamp: u64,
-    /// What `captured` starts with.
+    /// The type of the header at the start of `captured`.
     pub link_type: LinkType,
-    /// The bytes that the capture kept.
+    /// The captured bytes.
     pub captured: &'a [u8],
-    /// How many bytes the packet had on the wire.
+    /// The packet's length on the wire, in bytes.
     pub original_len: u32,
 }
 
-/// What the packets of a capture start with (the registry at tcpdump.org/linktypes).
+/// The type of the first header of a capture's packets (the registry at tcpdump.org/linktypes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     /// An Ethernet header.
     Ethernet,
-    /// An IPv4 or IPv6 header; its first four bits tell.
+    /// An IPv4 or IPv6 header, distinguished by its first four bits.
     RawIp,
     /// Linux "cooked" header, 16 bytes.
     LinuxCooked,
     /// Linux "cooked" header version 2, 20 bytes.
     LinuxCooked2,
-    /// Something else, by its number.
+    /// Another type, by its number.
     Other(u16),
 }
 
@@ -53,7 +53,7 @@ impl Reader {
     /// Opens a capture and reads its first header.
     ///
     /// # Errors
-    /// [`Error::Capture`] if the file can't be read or is no capture.
+    /// [`Error::Capture`] if the file can't be read or is not a capture.
     pub fn open(path: impl AsRef<Path>) -> Result<Reader, Error> {
         let path = path.as_ref().display().to_string();
         match File::open(&path) {
@@ -65,8 +65,7 @@ impl Reader {
     /// The next packet, or `None` at the end of the file.
     ///
     /// # Errors
-    /// [`Error::Capture`] if the file is damaged or cut short from here on. Nothing more comes
-    /// after it.
+    /// [`Error::Capture`] if the file is damaged or truncated from here on. No further record follows it.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, Error> {
         if self.ended {
             return Ok(None);
@@ -86,10 +85,10 @@ impl Reader {
         }
     }
 
-    /// Reads a capture from `input`, such as a pipe, and its first header at once. Errors call it `path`.
+    /// Reads a capture from `input`, such as a pipe, starting with its first header. Errors name it `path`.
     ///
     /// # Errors
-    /// [`Error::Capture`] if it can't be read or is no capture.
+    /// [`Error::Capture`] if it can't be read or is not a capture.
     pub fn new(input: Box<dyn Read + Send>, path: String) -> Result<Reader, Error> {
         let mut reader = Reader {
             input: BufReader::with_capacity(1 << 16, input),
@@ -106,11 +105,11 @@ impl Reader {
     }
 }
 
-/// Longest packet that is believed, libpcap's own limit.
+/// The longest packet accepted, libpcap's own limit.
 const MAX_PACKET: u32 = 262_144;
-/// Longest block that is believed, Wireshark's own limit.
+/// The longest block accepted, Wireshark's own limit.
 const MAX_BLOCK: u32 = 16 << 20;
-/// Interfaces of a section that are believed: a small compressed file can have any number of them.
+/// The most interfaces accepted in a section: a small compressed file can have any number of them.
 const MAX_INTERFACES: usize = 1 << 16;
 
 #[derive(Clone, Copy)]
@@ -130,7 +129,7 @@ struct InterfaceDescription {
     snaplen: u32,
     /// if_tsresol: a negative power of 10, or of 2 if the top bit is set.
     resolution: u8,
-    /// Seconds to add.
+    /// Seconds to add to each timestamp.
     offset: i64,
 }
 
@@ -147,7 +146,7 @@ impl LinkType {
     fn from_number(number: u16) -> LinkType {
         match number {
             1 => LinkType::Ethernet,
-            // LINKTYPE_RAW, what DLT_RAW is on two kinds of system, LINKTYPE_IPV4, LINKTYPE_IPV6.
+            // LINKTYPE_RAW, the values of DLT_RAW on two kinds of system, LINKTYPE_IPV4, LINKTYPE_IPV6.
             101 | 12 | 14 | 228 | 229 => LinkType::RawIp,
             113 => LinkType::LinuxCooked,
             276 => LinkType::LinuxCooked2,
@@ -173,7 +172,7 @@ impl Order {
         }
     }
 
-    /// The two halves of a pcapng timestamp, high one first whatever the byte order.
+    /// The two halves of a pcapng timestamp. The high one is first in either byte order.
     fn stamp(self, bytes: &[u8], at: usize) -> u64 {
         u64::from(self.u32(bytes, at)) << 32 | u64::from(self.u32(bytes, at + 4))
     }
@@ -253,7 +252,7 @@ impl Reader {
         Ok(Some(Found { timestamp, link_type, original_len, start: 0, end: length as usize }))
     }
 
-    /// A block of a pcapng file, of which type and length are in the buffer.
+    /// A block of a pcapng file, whose type and length are in the buffer.
     fn block(&mut self, start: u64) -> Result<Option<Found>, String> {
         let Format::PcapNg { order, .. } = self.format else { return Ok(None) };
         let kind = order.u32(&self.buffer, 0);
@@ -317,7 +316,7 @@ impl Reader {
         Ok(Found { timestamp, link_type: interface.link_type, original_len, start: header, end })
     }
 
-    /// Starts a section, of which type and `length` (as if little-endian) have been read.
+    /// Starts a section, whose type and `length` (read as little-endian) are known.
     fn section(&mut self, length: u32, start: u64) -> Result<(), String> {
         self.need(4, "section header", start)?;
         let order = match Order::Little.u32(&self.buffer, 0) {
@@ -341,8 +340,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads what is left of a block of `length` bytes, `head` of which have been read, and returns
-    /// how many bytes that is without the length at its end.
+    /// Reads the rest of a block of `length` bytes, after `head` bytes, and returns its length without the length field at
+    /// the end.
     fn body(&mut self, order: Order, length: u32, head: u32, start: u64) -> Result<usize, String> {
         if length < head + 4 || !length.is_multiple_of(4) || length > MAX_BLOCK {
             return Err(format!(
@@ -374,8 +373,8 @@ impl Reader {
         if got < count { Err(truncated(what, start, before + count, before + got)) } else { Ok(()) }
     }
 
-    /// Reads up to `count` bytes into the buffer, fewer only at the end of the file. The buffer
-    /// grows with what comes, not with what a length field claims.
+    /// Reads up to `count` bytes into the buffer, fewer only at the end of the file. The buffer grows with the bytes read,
+    /// not with the value of a length field.
     fn fill(&mut self, count: usize) -> Result<usize, String> {
         self.buffer.clear();
         let result = (&mut self.input).take(count as u64).read_to_end(&mut self.buffer);
@@ -443,8 +442,7 @@ fn interface(order: Order, body: &[u8]) -> Option<InterfaceDescription> {
 }
 
 impl InterfaceDescription {
-    /// Nanoseconds since 1970 of a timestamp in this interface's units; what does not fit a `u64`
-    /// gives the nearest that does.
+    /// Nanoseconds since 1970 of a timestamp in this interface's units, clamped to a `u64`.
     fn nanos(&self, stamp: u64) -> u64 {
         let stamp = u128::from(stamp);
         let power = u32::from(self.resolution & 0x7f);

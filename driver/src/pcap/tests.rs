@@ -12,7 +12,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use super::*;
 use crate::loopback::{self, Loopback};
 
-/// A file name of one test, and the file's end with it.
+/// The file of one test, which is deleted on drop.
 struct TempFile(PathBuf);
 
 impl TempFile {
@@ -34,7 +34,7 @@ fn port_pair() -> (Loopback, Loopback) {
 }
 
 fn frame(len: usize) -> Vec<u8> {
-    // A group address, so that any loopback port gets it.
+    // A group address, so that every loopback port receives it.
     (0..len).map(|i| if i < 6 { 0xff } else { (i * 31 + len) as u8 }).collect()
 }
 
@@ -48,7 +48,7 @@ fn send(port: &mut dyn PacketDriver, now: Nanos, lengths: &[usize]) {
     .unwrap();
 }
 
-/// What a reader yields until its end, and the error that it ended with.
+/// The records of a file, and the error that ended it.
 type All = (Vec<(u64, LinkType, Vec<u8>, u32)>, Option<String>);
 
 fn read_all(reader: &mut Reader) -> All {
@@ -148,7 +148,7 @@ fn the_file_is_flushed_each_second() {
     assert_eq!(size(), header + 3 * packet);
 }
 
-/// Takes what fits, then fails like a full disk.
+/// Accepts a limited number of bytes, then fails like a full disk.
 struct FullDisk(Arc<Mutex<usize>>);
 
 impl Write for FullDisk {
@@ -176,13 +176,13 @@ fn a_write_error_stops_the_capture_and_not_the_traffic() {
         assert_eq!(b.rx_burst(Nanos(n), &mut |bytes: &[u8]| assert_eq!(bytes, frame(4000))).unwrap(), 1);
     }
     assert_eq!(a.stats().tx_frames, 500);
-    // 2 MB were sent; half a MB fits the disk and up to a quarter more the buffer.
+    // 2 MB were sent; half a MB fits the disk, and up to a quarter of a MB more fits the buffer.
     assert!((300..400).contains(&a.unrecorded()), "{}", a.unrecorded());
     let recording = a.recording();
     assert_eq!(recording.failure(), Some("capture 'disk': no space left on device"));
     let left = *room.lock().unwrap();
     assert_eq!(left, 0);
-    // A gap would make the rest unreadable, so room that comes back is left alone.
+    // A gap would make the rest unreadable, so nothing more is written even if there is room again.
     *room.lock().unwrap() = 1 << 20;
     for n in 0..100 {
         send(&mut a, Nanos(1_000_000_000 * n), &[4000]);
@@ -285,7 +285,7 @@ fn pcap_is_read_in_both_byte_orders_and_resolutions() {
     }
 }
 
-/// A pcapng file with everything that the reader knows, and what it should find.
+/// A pcapng file with all features that the reader supports, and the expected result.
 fn rich_pcapng(end: End, other: End) -> (Vec<u8>, Vec<u64>) {
     let offset = if end == End::Little { 10i64.to_le_bytes() } else { 10i64.to_be_bytes() };
     let file = [
@@ -331,7 +331,7 @@ fn pcapng_is_read_with_its_interfaces_times_and_sections() {
 }
 
 #[test]
-fn a_file_cut_anywhere_yields_what_came_before_and_says_so() {
+fn a_truncated_file_yields_its_records_and_an_error() {
     let mut pcap = End::Little.pcap(0xa1b2_c3d4, 1);
     let mut pcap_ends = vec![24];
     for n in 0..3 {
@@ -361,7 +361,7 @@ fn a_file_cut_anywhere_yields_what_came_before_and_says_so() {
 }
 
 #[test]
-fn damage_is_named_with_its_place() {
+fn errors_name_the_offset_of_damage() {
     let little = End::Little;
     let section = [little.section(), little.interface(1, 0, &[])].concat();
     let after = |block: Vec<u8>| [section.clone(), block].concat();

@@ -1,4 +1,4 @@
-//! With AVX2 and F16C: the portable code, which the compiler makes wider vector code of, and instructions for small floats.
+//! Kernels for AVX2 and F16C: the portable code, compiled with wider vectors, and special instructions for small floats.
 
 use std::arch::x86_64::*;
 
@@ -7,7 +7,7 @@ use super::kernel::{self, Job};
 use super::small_float::{BIAS, E4M3, E5M2, Format, INFINITY, MANTISSA, SIGN};
 use crate::memory::{Span, SpanMut};
 
-/// Floats of a vector.
+/// Floats per vector.
 const VECTOR: usize = 8;
 
 /// Whether the processor can call the functions of this module.
@@ -25,7 +25,7 @@ pub(super) fn scale<E: Element>(target: SpanMut<'_>, source: Span<'_>, factor: f
     kernel::scale::<E, Avx2>(target, source, factor);
 }
 
-/// Only [`reduce`] and [`scale`] use it: whoever called them knows that the processor has the features.
+/// Only [`reduce`] and [`scale`] use it; their callers have checked that the processor has the features.
 struct Avx2;
 
 macro_rules! level {
@@ -69,20 +69,20 @@ fn narrow_f16(values: &Block<f32>) -> Block<u16> {
     let mut codes = [0; LANES];
     for (values, codes) in values.as_chunks::<VECTOR>().0.iter().zip(codes.as_chunks_mut::<VECTOR>().0) {
         let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(load(values));
-        // SAFETY: an array of as many bytes.
+        // SAFETY: an array of the vector's size.
         unsafe { _mm_storeu_si128(codes.as_mut_ptr().cast(), rounded) };
     }
     codes
 }
 
-/// In the order in which [`narrow_bf16`] packs: within each half of a vector of codes, the lower four and the upper four.
+/// In the order in which [`narrow_bf16`] packs: in each half of a vector of codes, the lower four and the upper four.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn widen_bf16(codes: &Block<u16>) -> Block<f32> {
     let mut values = [0.0; LANES];
     let (pairs, _) = values.as_chunks_mut::<VECTOR>();
     for (codes, values) in codes.as_chunks::<{ 2 * VECTOR }>().0.iter().zip(pairs.as_chunks_mut::<2>().0) {
-        // SAFETY: an array of as many bytes.
+        // SAFETY: an array of the vector's size.
         let codes = unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) };
         let zero = _mm256_setzero_si256();
         store(&mut values[0], _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, codes)));
@@ -106,13 +106,13 @@ fn narrow_bf16(values: &Block<f32>) -> Block<u16> {
     let (values, _) = values.as_chunks::<VECTOR>();
     for (values, codes) in values.as_chunks::<2>().0.iter().zip(codes.as_chunks_mut::<{ 2 * VECTOR }>().0) {
         let packed = _mm256_packus_epi32(bf16_of(load(&values[0])), bf16_of(load(&values[1])));
-        // SAFETY: an array of as many bytes.
+        // SAFETY: an array of the vector's size.
         unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), packed) };
     }
     codes
 }
 
-/// As [`small_float::narrow_bf16`](super::small_float::narrow_bf16), of numbers.
+/// As [`small_float::narrow_bf16`](super::small_float::narrow_bf16), for values that are not NaN.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn bf16_of(values: __m256) -> __m256i {
@@ -121,12 +121,12 @@ fn bf16_of(values: __m256) -> __m256i {
     _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, _mm256_add_epi32(odd, all(0x7fff))))
 }
 
-/// Whether any is a NaN, which is seldom: it is not worth instructions in each vector.
+/// Whether any value is a NaN. This is rare, so the vector code does not handle it.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn has_nan(values: &Block<f32>) -> bool {
     let (values, _) = values.as_chunks::<VECTOR>();
-    // Of two vectors at once.
+    // Two vectors per comparison.
     let first = _mm256_cmp_ps::<_CMP_UNORD_Q>(load(&values[0]), load(&values[1]));
     let second = _mm256_cmp_ps::<_CMP_UNORD_Q>(load(&values[2]), load(&values[3]));
     _mm256_movemask_ps(_mm256_or_ps(first, second)) != 0
@@ -136,9 +136,9 @@ fn has_nan(values: &Block<f32>) -> bool {
 #[target_feature(enable = "avx2,f16c")]
 fn widen_e4m3(codes: &Block<u8>) -> Block<f32> {
     let mut values = [0.0; LANES];
-    // An f16 of the same exponent and mantissa has another bias.
+    // An f16 with the same exponent and mantissa bits has another bias.
     let factor = _mm256_set1_ps((1 << (15 - E4M3::BIAS)) as f32);
-    // As an f16 has it: the sign, and one bit further right the rest. All ones are a NaN.
+    // In the layout of an f16: the sign, and the other bits shifted right by one. All ones are a NaN.
     let ones = _mm256_set1_epi16(0x7f00);
     let (pairs, _) = values.as_chunks_mut::<VECTOR>();
     for (codes, values) in codes.as_chunks::<{ 2 * VECTOR }>().0.iter().zip(pairs.as_chunks_mut::<2>().0) {
@@ -152,7 +152,7 @@ fn widen_e4m3(codes: &Block<u8>) -> Block<f32> {
     values
 }
 
-/// It is the upper half of an f16.
+/// E5M2 is the upper half of an f16.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn widen_e5m2(codes: &Block<u8>) -> Block<f32> {
@@ -178,7 +178,7 @@ fn narrow_e5m2(values: &Block<f32>) -> Block<u8> {
     if has_nan(values) { Portable::narrow_e5m2(values) } else { narrow_8::<E5M2>(values) }
 }
 
-/// As [`small_float::narrow`](super::small_float::narrow); of numbers, where the format has infinities.
+/// As [`small_float::narrow`](super::small_float::narrow); if the format has infinities, for values that are not NaN.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn narrow_8<F: Format>(values: &Block<f32>) -> Block<u8> {
@@ -187,15 +187,15 @@ fn narrow_8<F: Format>(values: &Block<f32>) -> Block<u8> {
     let low = _mm256_packus_epi32(magnitude_of::<F>(a), magnitude_of::<F>(b));
     let high = _mm256_packus_epi32(magnitude_of::<F>(c), magnitude_of::<F>(d));
     let magnitude = _mm256_packus_epi16(low, high);
-    // Numbers that are packed by saturation keep their signs.
+    // Packing with signed saturation keeps the sign.
     let low = _mm256_packs_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b));
     let high = _mm256_packs_epi32(_mm256_castps_si256(c), _mm256_castps_si256(d));
     let sign = _mm256_and_si256(_mm256_packs_epi16(low, high), all(0x8080_8080));
-    // The halves of vectors were packed each for itself.
+    // The instructions pack each half of a vector separately.
     let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     let packed = _mm256_permutevar8x32_epi32(_mm256_or_si256(magnitude, sign), order);
     let mut codes = [0; LANES];
-    // SAFETY: an array of as many bytes.
+    // SAFETY: an array of the vector's size.
     unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), packed) };
     codes
 }
@@ -225,29 +225,29 @@ fn all(value: u32) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn load(values: &[f32; VECTOR]) -> __m256 {
-    // SAFETY: an array of as many bytes.
+    // SAFETY: an array of the vector's size.
     unsafe { _mm256_loadu_ps(values.as_ptr()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn store(to: &mut [f32; VECTOR], values: __m256) {
-    // SAFETY: an array of as many bytes.
+    // SAFETY: an array of the vector's size.
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), values) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn load_128(codes: &[u16; VECTOR]) -> __m128i {
-    // SAFETY: an array of as many bytes.
+    // SAFETY: an array of the vector's size.
     unsafe { _mm_loadu_si128(codes.as_ptr().cast()) }
 }
 
-/// Each in the upper half of 16 bits.
+/// Each byte in the upper half of 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn upper_halves(codes: &[u8; 2 * VECTOR]) -> __m256i {
-    // SAFETY: an array of as many bytes.
+    // SAFETY: an array of the vector's size.
     let codes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
     _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(codes))
 }

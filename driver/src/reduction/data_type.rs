@@ -1,4 +1,4 @@
-//! What is reduced, and how, by their names.
+//! The types and operations of reductions, and their names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,9 +26,9 @@ pub enum DataType {
     F64 = 3,
     /// Two's complement, 64 bits. Sums and products wrap.
     I64 = 4,
-    /// IEEE 754 binary16. Computed with as f32, and rounded to the nearest, ties to even.
+    /// IEEE 754 binary16. Computed in f32, and rounded to nearest, ties to even.
     F16 = 5,
-    /// bfloat16: the upper half of an f32. Computed with as f32, and rounded to the nearest, ties to even.
+    /// bfloat16: the upper half of an f32. Computed in f32, and rounded to nearest, ties to even.
     Bf16 = 6,
     /// Two's complement, 8 bits. Sums and products wrap.
     I8 = 7,
@@ -42,17 +42,17 @@ pub enum DataType {
     U32 = 11,
     /// Unsigned, 64 bits. Sums and products wrap.
     U64 = 12,
-    /// E4M3 of the Open Compute Project (`float8_e4m3fn` of PyTorch and ml_dtypes): 4 bits of exponent, 3 of mantissa, at most
-    /// 448, no infinity, and one NaN of each sign (0x7f, 0xff). Computed with as f32, and rounded to the nearest, ties to even.
-    /// What is then greater than 448 becomes a NaN, as it does in PyTorch and in ml_dtypes: it does not saturate.
+    /// E4M3 of the Open Compute Project (`float8_e4m3fn` of PyTorch and ml_dtypes): 4 bits of exponent, 3 of mantissa, at
+    /// most 448, no infinity, and one NaN of each sign (0x7f, 0xff). Computed in f32, and rounded to nearest, ties to even.
+    /// A rounded result above 448 becomes a NaN, as in PyTorch and in ml_dtypes: it does not saturate.
     F8E4M3 = 13,
-    /// E5M2 of the Open Compute Project (`float8_e5m2` of PyTorch and ml_dtypes): the upper half of an f16, at most 57344, with
-    /// infinities and NaNs. Computed with as f32, and rounded to the nearest, ties to even. What is too great becomes infinite.
+    /// E5M2 of the Open Compute Project (`float8_e5m2` of PyTorch and ml_dtypes): the upper half of an f16, at most 57344,
+    /// with infinities and NaNs. Computed in f32, and rounded to nearest, ties to even. Overflow becomes infinity.
     F8E5M2 = 14,
 }
 
 impl DataType {
-    /// All of them.
+    /// All types.
     pub const ALL: [DataType; 14] = [
         DataType::F32,
         DataType::I32,
@@ -80,13 +80,13 @@ impl DataType {
         }
     }
 
-    /// Whether it is floating point.
+    /// Whether it is a floating-point type.
     pub const fn is_float(self) -> bool {
         use DataType as T;
         matches!(self, T::F32 | T::F64 | T::F16 | T::Bf16 | T::F8E4M3 | T::F8E5M2)
     }
 
-    /// What it is called here, then by nccl-tests.
+    /// The names used here, then those of nccl-tests.
     const fn names(self) -> &'static [&'static str] {
         match self {
             DataType::F32 => &["f32", "float"],
@@ -125,7 +125,7 @@ impl FromStr for DataType {
     }
 }
 
-/// What is made of two elements.
+/// The operation on two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -141,10 +141,10 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// All of them.
+    /// All operations.
     pub const ALL: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
 
-    /// What it is called here, then by nccl-tests.
+    /// The names used here, then those of nccl-tests.
     const fn names(self) -> &'static [&'static str] {
         match self {
             ReduceOp::Sum => &["sum"],

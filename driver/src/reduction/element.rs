@@ -1,15 +1,15 @@
-//! Elements in memory, the numbers that are computed with in their place, and what is made of two numbers.
+//! Elements in memory, the numbers used to compute with them, and the operations on two numbers.
 
 use super::small_float::{E4M3, E5M2, F16, narrow, narrow_bf16, widen, widen_bf16};
 
-/// Elements that are computed with at once: a loop over so many is vector code without a rest.
+/// Elements per block: a loop over this many compiles to vector code without a remainder.
 pub(super) const LANES: usize = 32;
 
-/// So many of something.
+/// A block of values.
 pub(super) type Block<T> = [T; LANES];
 
-/// How blocks of small floats become f32 and are made of them, where the processor has instructions of its own. In between
-/// they may have another order than in memory.
+/// The conversion of blocks of small floats to f32 and back, for processors with special instructions. The converted block
+/// may have another order than memory.
 pub(super) trait Level {
     fn widen_f16(codes: &Block<u16>) -> Block<f32>;
     fn narrow_f16(values: &Block<f32>) -> Block<u16>;
@@ -21,7 +21,7 @@ pub(super) trait Level {
     fn narrow_e5m2(values: &Block<f32>) -> Block<u8>;
 }
 
-/// What every processor does.
+/// For every processor.
 pub(super) struct Portable;
 
 impl Level for Portable {
@@ -66,7 +66,7 @@ impl Level for Portable {
     }
 }
 
-/// `to` of each.
+/// Applies `to` to each element.
 #[inline(always)]
 pub(super) fn map<A: Copy, B: Copy + Default>(block: &Block<A>, to: impl Fn(A) -> B) -> Block<B> {
     let mut result = [B::default(); LANES];
@@ -76,16 +76,16 @@ pub(super) fn map<A: Copy, B: Copy + Default>(block: &Block<A>, to: impl Fn(A) -
     result
 }
 
-/// A number that is computed with.
+/// A number to compute with.
 pub(super) trait Number: Copy + Default + PartialOrd {
-    /// A factor, or a divisor, as it is needed.
+    /// A factor, or a divisor, in the form that the computation needs.
     type By: Copy;
 
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
     fn divisor(by: u32) -> Self::By;
     fn divided(self, by: Self::By) -> Self;
-    /// As such a number, the nearest there is.
+    /// The nearest such number.
     fn factor(factor: f64) -> Self;
 }
 
@@ -157,9 +157,9 @@ macro_rules! integers {
     )*};
 }
 
-// Processors divide vectors of floats, not of integers. A quotient that is not whole is at least 1 / by away from a whole
-// number; it is rounded by less than that where the dividend is at most 2^16 in an f32, and 2^32 in an f64. By 2^16 or more
-// all quotients of 16 bits are nothing.
+// Processors can divide vectors of floats, but not of integers. A quotient that is not whole is at least 1 / `by` away from
+// a whole number; the rounding error is less than that if the dividend is at most 2^16 in an f32, or 2^32 in an f64. If
+// `by` is 2^16 or more, all quotients of 16-bit integers are 0.
 integers! {
     i8: f32, |by: u32| by.min(1 << 16) as f32;
     u8: f32, |by: u32| by.min(1 << 16) as f32;
@@ -171,7 +171,7 @@ integers! {
     u64: u64, u64::from;
 }
 
-/// What is made of two numbers, of which the first one is the earlier.
+/// An operation on two numbers; the first is the earlier one.
 pub(super) trait Op {
     fn join<N: Number>(earlier: N, later: N) -> N;
 }
@@ -194,7 +194,7 @@ impl Op for Product {
     }
 }
 
-/// As `fmin` is not: a NaN stays one, and the bits are those of one of both.
+/// Unlike `fmin`, it returns a NaN if there is one, and the bits are those of one of the operands.
 pub(super) struct Min;
 
 impl Op for Min {
@@ -219,17 +219,17 @@ fn is_unordered<N: Number>(value: N) -> bool {
     value.partial_cmp(&value).is_none()
 }
 
-/// What is in memory.
+/// The form in memory.
 ///
 /// # Safety
-/// It has no padding, and any bits are one.
+/// It has no padding, and any bits are valid.
 pub(super) unsafe trait Raw: Copy + Default {}
 
-/// A type of elements.
+/// An element type.
 pub(super) trait Element {
-    /// In memory.
+    /// The form in memory.
     type Raw: Raw;
-    /// What is computed with.
+    /// The number to compute with.
     type Number: Number;
 
     fn widen<L: Level>(raw: &Block<Self::Raw>) -> Block<Self::Number>;

@@ -3,24 +3,24 @@ use std::ops::RangeInclusive;
 
 use super::DataType;
 
-/// What was asked of a reduction and can't be.
+/// Why a reduction is not possible.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No [`DataType`] is called so.
+    /// There is no [`DataType`] of this name.
     #[error("data type {text:?}: valid are {}", valid.join(", "))]
     DataType {
-        /// What was said.
+        /// The given name.
         text: String,
-        /// What would have been right.
+        /// The valid names.
         valid: Vec<&'static str>,
     },
-    /// No [`ReduceOp`](super::ReduceOp) is called so.
+    /// There is no [`ReduceOp`](super::ReduceOp) of this name.
     #[error("operation {text:?}: valid are {}", valid.join(", "))]
     Op {
-        /// What was said.
+        /// The given name.
         text: String,
-        /// What would have been right.
+        /// The valid names.
         valid: Vec<&'static str>,
     },
     /// Integers can't be multiplied by this factor.
@@ -32,14 +32,14 @@ pub enum Error {
     Factor {
         /// The factor.
         factor: f64,
-        /// Of the elements.
+        /// The type of the elements.
         data_type: DataType,
-        /// What would have been right.
+        /// The valid factors.
         range: RangeInclusive<i128>,
     },
 }
 
-/// As it reads: `main() -> Result` prints it so.
+/// The same text as `Display`, because `main() -> Result` prints it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,4 +1,4 @@
-//! The loops, which are compiled once for each type, operation and level of the processor.
+//! The loops, compiled once for each type, operation and processor level.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -6,13 +6,13 @@ use std::ptr;
 use super::element::{Block, Element, LANES, Level, Number, Op, Raw, map};
 use crate::memory::{Span, SpanMut};
 
-/// Blocks of a piece, which is in the first cache before it is stored. 16 to 128 were measured to be equally good.
+/// Blocks per piece. A piece stays in the first-level cache until it is stored. 16 to 128 were measured to be equally good.
 const PIECE: usize = 32;
 
-/// So many sources a processor fetches ahead at once.
+/// The number of sources that a processor prefetches at once.
 const FEW: usize = 8;
 
-/// What a reduction works on.
+/// The operands of a reduction.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
     targets: &'a [SpanMut<'a>],
@@ -22,7 +22,7 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// # Panics
-    /// If there is no target or no source, or they are not equally long.
+    /// If there is no target or no source, or the lengths differ.
     pub(super) fn new(
         targets: &'a [SpanMut<'a>],
         sources: &'a [Span<'a>],
@@ -36,8 +36,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Everything is loaded and stored by pointers, without references: others may write the memory meanwhile, and a target may be
-/// a source. What of a source lies in a block, or in a piece, is loaded before one is stored.
+/// All loads and stores use pointers, not references: others may write the memory meanwhile, and a target may be a source.
+/// Every block, or piece, of the sources is loaded before that of the target is stored.
 #[inline(always)]
 pub(super) fn reduce<E: Element, O: Op, L: Level>(job: Job<'_>) {
     match job {
@@ -51,7 +51,7 @@ pub(super) fn reduce<E: Element, O: Op, L: Level>(job: Job<'_>) {
     }
 }
 
-/// Of two sources, in registers.
+/// Two sources, in registers.
 #[inline(always)]
 fn two<E: Element, O: Op, L: Level>(target: SpanMut<'_>, first: Span<'_>, second: Span<'_>) {
     let mut at = 0;
@@ -66,7 +66,8 @@ fn two<E: Element, O: Op, L: Level>(target: SpanMut<'_>, first: Span<'_>, second
     }
 }
 
-/// Of a few sources, in registers: half as fast again as piece by piece. Of smaller elements, which need more registers, it is slower.
+/// A few sources, in registers: 1.5 times as fast as [`many`]. For smaller elements, which need more registers, it is
+/// slower.
 #[inline(always)]
 fn few<E: Element, O: Op, L: Level>(target: SpanMut<'_>, job: Job<'_>) {
     let (first, others) = (job.sources[0], &job.sources[1..]);
@@ -84,8 +85,8 @@ fn few<E: Element, O: Op, L: Level>(target: SpanMut<'_>, job: Job<'_>) {
     }
 }
 
-/// Of any number of sources, to any number of targets: piece by piece, and each piece source by source, as a processor fetches
-/// memory ahead.
+/// Any number of sources and targets, piece by piece. Each piece is processed source by source, which suits the processor's
+/// prefetching.
 #[inline(always)]
 fn many<E: Element, O: Op, L: Level>(job: Job<'_>) {
     let len = job.targets[0].len();
@@ -100,7 +101,7 @@ fn many<E: Element, O: Op, L: Level>(job: Job<'_>) {
     }
 }
 
-/// So many blocks, at most [`PIECE`], from byte `at` on.
+/// `blocks` blocks, at most [`PIECE`], from byte `at` on.
 #[inline(always)]
 fn piece<E: Element, O: Op, L: Level>(job: Job<'_>, at: usize, blocks: usize) {
     let at_block = |n: usize| at + n * block_len::<E>();
@@ -121,7 +122,7 @@ fn piece<E: Element, O: Op, L: Level>(job: Job<'_>, at: usize, blocks: usize) {
             &[]
         }
     };
-    // SAFETY: each of them was written above.
+    // SAFETY: all of them were initialised above.
     let joined = unsafe { &mut *(ptr::from_mut(joined) as *mut [Block<E::Number>]) };
     for source in others {
         for (n, joined) in joined.iter_mut().enumerate() {
@@ -144,7 +145,7 @@ fn piece<E: Element, O: Op, L: Level>(job: Job<'_>, at: usize, blocks: usize) {
     }
 }
 
-/// The last elements, from byte `at` on, that fill no block.
+/// The last elements, from byte `at` on, fewer than a block.
 #[inline(always)]
 fn rest<E: Element, O: Op, L: Level>(job: Job<'_>, at: usize) {
     let mut joined = load_rest::<E, L>(job.sources[0], at);
@@ -181,7 +182,7 @@ fn join<E: Element, O: Op>(earlier: &Block<E::Number>, later: &Block<E::Number>)
     joined
 }
 
-/// What is stored.
+/// The block to store.
 #[inline(always)]
 fn finish<E: Element, L: Level>(joined: &Block<E::Number>, divide_by: Option<u32>) -> Block<E::Raw> {
     match divide_by.map(E::Number::divisor) {
@@ -198,7 +199,7 @@ const fn block_len<E: Element>() -> usize {
 #[inline(always)]
 fn load<E: Element, L: Level>(from: Span<'_>, at: usize) -> Block<E::Number> {
     debug_assert!(at + block_len::<E>() <= from.len());
-    // SAFETY: the loops keep inside of the target, and all spans are as long as it ([`Job::new`]). Any bits are elements.
+    // SAFETY: the loops stay inside the target, and all spans have its length ([`Job::new`]). Any bits are valid elements.
     let raw: Block<E::Raw> = unsafe { from.address().add(at).cast::<Block<E::Raw>>().read_unaligned() };
     E::widen::<L>(&raw)
 }
@@ -211,7 +212,7 @@ fn store<E: Element>(to: SpanMut<'_>, at: usize, block: &Block<E::Raw>) {
     unsafe { to.address().add(at).cast::<Block<E::Raw>>().write_unaligned(*block) };
 }
 
-/// As [`load`], of less than a block; zeros follow. So the rest is computed by the same code as all before it.
+/// As [`load`], for less than a block, followed by zeros. So the same code computes the last elements.
 #[inline(always)]
 fn load_rest<E: Element, L: Level>(from: Span<'_>, at: usize) -> Block<E::Number> {
     let mut raw = [E::Raw::default(); LANES];
@@ -219,7 +220,7 @@ fn load_rest<E: Element, L: Level>(from: Span<'_>, at: usize) -> Block<E::Number
     E::widen::<L>(&raw)
 }
 
-/// As [`store`], of less than a block.
+/// As [`store`], for less than a block.
 #[inline(always)]
 fn store_rest<E: Element>(to: SpanMut<'_>, at: usize, block: &Block<E::Raw>) {
     let mut raw = *block;
@@ -229,6 +230,6 @@ fn store_rest<E: Element>(to: SpanMut<'_>, at: usize, block: &Block<E::Raw>) {
 #[inline(always)]
 fn bytes_of<R: Raw>(values: &mut [R]) -> &mut [u8] {
     let len = size_of_val(values);
-    // SAFETY: numbers have no padding, and any bits are one ([`Raw`]); the borrow is handed on.
+    // SAFETY: elements have no padding, and any bits are valid ([`Raw`]); the result continues the unique borrow.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), len) }
 }

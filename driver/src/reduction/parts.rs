@@ -1,4 +1,4 @@
-//! Reductions of parts of several memories that somebody has together, such as a context its regions.
+//! Reductions of parts of several memories in one store, such as the regions of a context.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -10,23 +10,23 @@ use crate::memory::{Span, SpanMut};
 use crate::rnic::Region;
 use crate::{Memory, MemoryError, MemoryKind};
 
-/// What is computed of parts of memories.
+/// A computation on parts of memories.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Computation {
     /// [`Reduction::apply`].
     Reduce(Reduction),
-    /// [`scale`], of the first source into the first target.
+    /// [`scale`], from the first source to the first target.
     Scale {
-        /// Of the elements.
+        /// The type of the elements.
         data_type: DataType,
-        /// What they are multiplied by.
+        /// The factor.
         factor: f64,
     },
 }
 
 impl Computation {
-    /// Of the elements.
+    /// The type of the elements.
     pub fn data_type(self) -> DataType {
         match self {
             Computation::Reduce(Reduction { data_type, .. }) | Computation::Scale { data_type, .. } => {
@@ -35,32 +35,32 @@ impl Computation {
         }
     }
 
-    /// Whether it only copies, of so many sources.
+    /// Whether it only copies, with this many sources.
     pub fn is_copy(self, sources: usize) -> bool {
         matches!(self, Computation::Reduce(Reduction { divide_by: None, .. }) if sources == 1)
     }
 }
 
-/// Some bytes of a memory.
+/// A range of bytes of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "a memory, and where in it")]
 pub struct Part<K> {
-    /// Names the memory.
+    /// Identifies the memory.
     pub memory: K,
-    /// The first byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: usize,
 }
 
-/// Memory that the CPU can compute with: a [`Memory`] of the host, or one that is registered with a card.
+/// Memory that the CPU can compute with: host [`Memory`], or memory registered with an RNIC.
 pub trait Computable: sealed::Sealed {}
 
 mod sealed {
     use super::{Memory, MemoryError, Place, Region};
 
     pub trait Sealed {
-        /// Where these bytes are.
+        /// The address of these bytes.
         fn place(&self, offset: u64, len: usize) -> Result<Place<'_>, MemoryError>;
     }
 
@@ -80,7 +80,7 @@ mod sealed {
 impl Computable for Memory {}
 impl Computable for Region {}
 
-/// Bytes of a memory that is borrowed as long as this is there. Nobody outside this file reaches them.
+/// Bytes of a borrowed memory, accessible only in this file.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     base: NonNull<u8>,
@@ -98,11 +98,11 @@ impl Place<'_> {
 }
 
 impl Computation {
-    /// Computes with parts of memories that `find` finds in `store`, by their names.
+    /// Computes with parts of memories, which `find` looks up in `store` by their keys.
     ///
     /// # Errors
-    /// Those of `find`, and what `refused` makes of bytes outside a memory, or that the CPU can't reach. Nothing is
-    /// written then.
+    /// Those of `find`, and those that `refused` creates for bytes that are outside a memory or that the CPU can't access.
+    /// Nothing is written then.
     ///
     /// # Panics
     /// As [`Reduction::apply`].
@@ -125,12 +125,12 @@ impl Computation {
             let place = find(store, part.memory)?.place(part.offset, part.len);
             place.map_err(|error| refused(part.memory, error))
         };
-        // They are filled where they are: to move them takes longer than to compute with a few elements.
+        // The vectors are filled in place: moving them takes longer than computing a few elements.
         let mut to = ArrayVec::<SpanMut<'_>, MAX_SPANS>::new();
         for target in targets {
             let Place { base, len, .. } = place(target)?;
-            // SAFETY: the bytes are valid as long as their memory, which is borrowed from the store until the end. Nobody of this
-            // process has a reference to them: whoever calls has given the store away uniquely.
+            // SAFETY: the bytes are valid as long as their memory, which is borrowed from the store until the end. This
+            // process has no other references to them: the caller passes the store by a unique borrow.
             to.push(unsafe { SpanMut::new(base, len) });
         }
         let mut from = ArrayVec::<Span<'_>, MAX_SPANS>::new();

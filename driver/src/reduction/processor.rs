@@ -1,4 +1,4 @@
-//! The kernels that are compiled for this processor, of each type and operation.
+//! The kernels for this processor, by type and operation.
 
 use std::sync::OnceLock;
 
@@ -10,12 +10,12 @@ use super::small_float::{E4M3, E5M2, F16};
 use super::{DataType, ReduceOp};
 use crate::memory::{Span, SpanMut};
 
-/// A way to reduce that works on this processor. All ways give the same results.
+/// A level of reductions that this processor supports. All levels give the same results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Processor(Level);
 
-/// Of those that need more than the architecture promises, a value exists only where [`Level::is_supported`] has said so:
-/// [`Processor::all`] is the only place that makes any.
+/// For levels that need more than the base architecture, a value exists only if [`Level::is_supported`] returned true: only
+/// [`Processor::all`] creates values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     #[cfg(target_arch = "x86_64")]
@@ -40,7 +40,7 @@ impl Level {
     }
 }
 
-/// Calls with the type's parameter.
+/// Calls a function with the Rust type of a [`DataType`].
 macro_rules! for_type {
     ($data_type:expr, $call:ident($($argument:expr),*)) => {
         match $data_type {
@@ -63,19 +63,19 @@ macro_rules! for_type {
 }
 
 impl Processor {
-    /// The fastest that this processor has. Looks at the processor at its first call only.
+    /// The fastest level that this processor supports. Only the first call queries the processor.
     #[inline]
     pub(super) fn get() -> Processor {
         static FASTEST: OnceLock<Processor> = OnceLock::new();
         *FASTEST.get_or_init(|| Processor::all().next().unwrap_or(Processor(Level::Portable)))
     }
 
-    /// All that work on this processor, the fastest first, the portable one last.
+    /// All levels that this processor supports, the fastest first, the portable one last.
     pub(super) fn all() -> impl Iterator<Item = Processor> {
         Level::ALL.iter().copied().filter(|level| level.is_supported()).map(Processor)
     }
 
-    /// Its name for people.
+    /// Its name for users.
     pub(super) fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -88,7 +88,7 @@ impl Processor {
         for_type!(data_type, reduce(self.0, op, job));
     }
 
-    /// `target[i] = source[i] * factor`, of equally long spans.
+    /// `target[i] = source[i] * factor`, for spans of equal length.
     pub(super) fn scale(self, data_type: DataType, target: SpanMut<'_>, source: Span<'_>, factor: f64) {
         for_type!(data_type, scale(self.0, target, source, factor));
     }
@@ -105,7 +105,7 @@ fn reduce<E: Element>(level: Level, op: ReduceOp, job: Job<'_>) {
 
 fn reduce_by<E: Element, O: Op>(level: Level, job: Job<'_>) {
     match level {
-        // SAFETY: a value of this level exists only where the processor has its features.
+        // SAFETY: a value of this level exists only on a processor with these features.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => unsafe { avx2::reduce::<E, O>(job) },
         Level::Portable => kernel::reduce::<E, O, Portable>(job),

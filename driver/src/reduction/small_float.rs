@@ -1,21 +1,21 @@
-//! Floating point in 8 and 16 bits: to f32, which is exact, and back, rounded once.
+//! Floating point in 8 and 16 bits: the conversion to f32, which is exact, and back, rounded once.
 //!
-//! Without a branch, so that the compiler makes vector code of loops over it.
+//! The code has no branches, so that the compiler vectorises loops over it.
 
-/// A format with one bit for the sign, then the exponent, then the mantissa.
+/// A format with one sign bit, then the exponent, then the mantissa.
 pub(super) trait Format {
-    /// Bits of all.
+    /// The total number of bits.
     const BITS: u32;
     /// Bits of the mantissa.
     const MANTISSA: u32;
-    /// What is added to exponents.
+    /// The bias of exponents.
     const BIAS: u32;
-    /// The least magnitude, as an f32, that is more than the format's greatest finite number when it is rounded to as many
-    /// bits of mantissa without a limit of the exponent. It becomes the code behind the greatest number's.
+    /// The least magnitude, as an f32, that exceeds the format's greatest finite number after rounding to its mantissa
+    /// length with an unlimited exponent. Its code follows the greatest number's.
     const OVERFLOW: f32;
-    /// Whether the greatest exponent means infinity and NaN, as IEEE 754 has it; else all ones are the only NaN.
+    /// Whether the greatest exponent means infinity and NaN, as in IEEE 754; if not, only all ones is a NaN.
     const IS_IEEE: bool;
-    /// The least magnitude that is not a finite number: infinity, or the NaN where there is none.
+    /// The least magnitude that is not a finite number: infinity, or the NaN if the format has no infinity.
     const FIRST_NONE: u32 = match Self::IS_IEEE {
         true => ((1 << (Self::BITS - 1 - Self::MANTISSA)) - 1) << Self::MANTISSA,
         false => (1 << (Self::BITS - 1)) - 1,
@@ -55,22 +55,22 @@ impl Format for E5M2 {
     const IS_IEEE: bool = true;
 }
 
-/// Bits of the mantissa of an f32, and what is added to its exponents.
+/// The mantissa bits of an f32, and its bias.
 pub(super) const MANTISSA: u32 = f32::MANTISSA_DIGITS - 1;
 pub(super) const BIAS: u32 = 127;
 pub(super) const SIGN: u32 = 1 << 31;
 pub(super) const INFINITY: u32 = f32::INFINITY.to_bits();
-/// The bit of the mantissa that a quiet NaN has.
+/// The mantissa bit that marks a quiet NaN.
 pub(super) const QUIET: u32 = 1 << (MANTISSA - 1);
 
-/// The number that the lower bits of `code` stand for. A NaN keeps its sign and what there is of a payload.
+/// The number encoded in the lower bits of `code`. A NaN keeps its sign and its payload.
 #[inline(always)]
 pub(super) fn widen<F: Format>(code: u32) -> f32 {
     let magnitude = code & ((1 << (F::BITS - 1)) - 1);
     let sign = (code << (32 - F::BITS)) & SIGN;
     let shifted = magnitude << (MANTISSA - F::MANTISSA);
     let normal = shifted + ((BIAS - F::BIAS) << MANTISSA);
-    // A power of two, by which a whole number is multiplied without rounding.
+    // A power of two, so multiplying an integer by it does not round.
     let least = f32::from_bits((BIAS + 1 - F::BIAS - F::MANTISSA) << MANTISSA);
     let subnormal = (magnitude as i32 as f32 * least).to_bits();
     let finite = if magnitude < 1 << F::MANTISSA { subnormal } else { normal };
@@ -78,21 +78,21 @@ pub(super) fn widen<F: Format>(code: u32) -> f32 {
     f32::from_bits(sign | if magnitude >= F::FIRST_NONE { none } else { finite })
 }
 
-/// The code, in the lower bits, of the number next to `value`, of two the even one. A NaN is made quiet.
+/// The code, in the lower bits, of the number nearest to `value`, ties to even. A NaN is made quiet.
 #[inline(always)]
 pub(super) fn narrow<F: Format>(value: f32) -> u32 {
     let bits = value.to_bits();
     let magnitude = bits & !SIGN;
-    // Also infinity and NaN.
+    // Includes infinity and NaN.
     let bounded = magnitude.min(F::OVERFLOW.to_bits());
-    // Below the least normal number all have its exponent.
+    // Subnormal numbers have the exponent of the least normal one.
     let least_normal = (BIAS + 1 - F::BIAS) << MANTISSA;
     let exponent = (bounded & INFINITY).max(least_normal);
-    // So large that the sum has as many bits below its binary point as the format has: the processor rounds, to even where
-    // there is a tie. What is above the sum's leading one is the mantissa, with its own leading one.
+    // So large that the sum has as many fraction bits as the format: the processor rounds, ties to even. The bits below the
+    // sum's leading one are the mantissa with its own leading one.
     let large = exponent + ((MANTISSA - F::MANTISSA) << MANTISSA);
     let sum = (f32::from_bits(bounded) + f32::from_bits(large)).to_bits();
-    // The leading one, or two, is a carry into the exponent.
+    // A leading one, or two after rounding up, carries into the exponent.
     let code = (sum - large) + ((exponent - least_normal) >> (MANTISSA - F::MANTISSA));
     let payload = ((magnitude | QUIET) >> (MANTISSA - F::MANTISSA)) & ((1 << F::MANTISSA) - 1);
     let none = payload | F::FIRST_NONE;
@@ -100,13 +100,13 @@ pub(super) fn narrow<F: Format>(value: f32) -> u32 {
     code | (bits & SIGN) >> (32 - F::BITS)
 }
 
-/// Of a bfloat16.
+/// The value of a bfloat16.
 #[inline(always)]
 pub(super) fn widen_bf16(code: u16) -> f32 {
     f32::from_bits(u32::from(code) << 16)
 }
 
-/// The bfloat16 next to `value`, of two the even one. A NaN is made quiet.
+/// The bfloat16 nearest to `value`, ties to even. A NaN is made quiet.
 #[inline(always)]
 pub(super) fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

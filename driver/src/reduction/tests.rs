@@ -13,7 +13,7 @@ proptest! {
     #[test]
     fn i32_sums_wrap(pairs in prop::collection::vec(any::<(i32, i32)>(), 0..300), skew in 0usize..4) {
         let (a, b): (Vec<i32>, Vec<i32>) = pairs.into_iter().unzip();
-        // `skew` bytes in front: neither operand is aligned.
+        // `skew` bytes in front, so that neither operand is aligned.
         let mut target = [vec![0; skew], bytes(&a, |v| v.to_ne_bytes())].concat();
         let source = [vec![0; skew + 1], bytes(&b, |v| v.to_ne_bytes())].concat();
         reduce(DataType::I32, ReduceOp::Sum, &mut target[skew..], &source[skew + 1..]);
@@ -32,7 +32,7 @@ proptest! {
     }
 }
 
-/// One pair, of any type.
+/// One element, of any type.
 fn one<const N: usize>(data_type: DataType, op: ReduceOp, a: [u8; N], b: [u8; N]) -> [u8; N] {
     assert_eq!(data_type.size(), N);
     let mut target = a;
@@ -56,7 +56,7 @@ fn each_operation_of_each_type() {
         let [a, b] = [a, b].map(|value| f16::from_f32(value).to_ne_bytes());
         f16::from_ne_bytes(one(T::F16, op, a, b)).to_f32()
     };
-    // 2048 + 1 is a tie, and even is below; 65504 is the largest.
+    // 2048 + 1 is a tie, which rounds down to the even number; 65504 is the largest.
     assert_eq!(ReduceOp::ALL.map(|op| f16s(op, 2048.0, 1.0)), [2048.0, 2048.0, 1.0, 2048.0]);
     assert_eq!([f16s(Op::Sum, 2048.0, 3.0), f16s(Op::Sum, 65504.0, 65504.0)], [2052.0, f32::INFINITY]);
     let bf16s = |op, a: f32, b: f32| {
@@ -67,14 +67,14 @@ fn each_operation_of_each_type() {
 }
 
 #[test]
-fn the_lesser_of_a_number_and_none_is_none() {
+fn min_and_max_propagate_nan() {
     let nan = f32::from_bits(0x7fc0_1234);
     for op in [ReduceOp::Min, ReduceOp::Max] {
         for (a, b) in [(nan, 1.0), (1.0, nan)] {
             let got = one(DataType::F32, op, a.to_ne_bytes(), b.to_ne_bytes());
             assert_eq!(got, nan.to_ne_bytes());
         }
-        // Neither zero is less.
+        // Zeros of either sign are equal.
         assert_eq!(
             one(DataType::F32, op, (-0.0_f32).to_ne_bytes(), 0.0_f32.to_ne_bytes()),
             (-0.0_f32).to_ne_bytes()
@@ -83,7 +83,7 @@ fn the_lesser_of_a_number_and_none_is_none() {
 }
 
 #[test]
-fn nothing_outside_is_touched() {
+fn bytes_outside_are_unchanged() {
     let mut target = [0x7f; 12];
     reduce(DataType::I32, ReduceOp::Sum, &mut target[4..8], &[1, 0, 0, 0]);
     assert_eq!(target[..4], [0x7f; 4]);
@@ -91,7 +91,7 @@ fn nothing_outside_is_touched() {
     assert_ne!(target[4..8], [0x7f; 4]);
 }
 
-/// Of each type the names that users write; an error has all that are valid.
+/// Each type has the names that users write; an error lists all valid ones.
 #[test]
 fn names_are_read_and_written() {
     for data_type in DataType::ALL {
@@ -160,13 +160,13 @@ fn quotients_are_rounded_as_documented() {
     // In f16 the sum would be infinite.
     let large = f16::from_f32(60_000.0).to_ne_bytes();
     assert_eq!(apply_one(sum(DataType::F16).divide_by(2), &[large, large]), large);
-    // 2049 is not an f16: over all sources it is.
+    // 2049 is not an f16; the sum over all sources is.
     let [many, one] = [2048.0, 1.0].map(|value| f16::from_f32(value).to_ne_bytes());
     assert_eq!(apply_one(sum(DataType::F16), &[many, one, one]), f16::from_f32(2050.0).to_ne_bytes());
 }
 
 proptest! {
-    /// The shortcut by floats, of each type that takes it.
+    /// Tests the division by floats, for each type that uses it.
     #[test]
     fn quotients_of_integers_are_exact(
         value: u32, by in prop_oneof![1_u32..300, 1_u32..=u32::MAX], shift in 0_u32..32
@@ -189,18 +189,18 @@ proptest! {
 
 #[test]
 #[should_panic(expected = "divides by a number from 1 on")]
-fn nothing_is_divided_by_zero() {
+fn division_by_zero_panics() {
     apply_one(Reduction::new(DataType::I8, ReduceOp::Sum).divide_by(0), &[[1]]);
 }
 
 #[test]
 #[should_panic(expected = "hold no whole elements of type i16")]
-fn elements_are_whole() {
+fn partial_elements_panic() {
     apply_one(Reduction::new(DataType::I16, ReduceOp::Sum), &[[1; 3]]);
 }
 
 #[test]
 #[should_panic(expected = "not equally long")]
-fn spans_are_equally_long() {
+fn spans_of_different_lengths_panic() {
     reduce(DataType::I8, ReduceOp::Sum, &mut [0; 3], &[0; 4]);
 }

@@ -1,4 +1,4 @@
-//! What libibverbs has in memory, as its ABI fixes it on 64-bit Linux (sizes and offsets compared with the headers of
+//! The types of libibverbs, as its ABI defines them on 64-bit Linux (sizes and offsets compared with the headers of
 //! rdma-core 44).
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -28,7 +28,7 @@ pub(super) struct Cq {
     _opaque: [u8; 0],
 }
 
-/// `struct ibv_context`, as far as its ABI is public.
+/// The public part of `struct ibv_context`.
 #[repr(C)]
 pub(super) struct Context {
     pub(super) device: *mut Device,
@@ -38,7 +38,8 @@ pub(super) struct Context {
     pub(super) num_comp_vectors: c_int,
 }
 
-/// `struct ibv_context_ops`: what is called through it. The others have places, and are called by name.
+/// The part of `struct ibv_context_ops` that is called through it. The other functions are placeholders, and are called
+/// by name.
 #[repr(C)]
 pub(super) struct ContextOps {
     _query_to_dereg: [*const c_void; 7],
@@ -171,7 +172,7 @@ pub(super) struct CompChannel {
     pub(super) refcnt: c_int,
 }
 
-/// `struct ibv_qp`, its start.
+/// The beginning of `struct ibv_qp`.
 #[repr(C)]
 pub(super) struct Qp {
     pub(super) context: *mut Context,
@@ -207,7 +208,7 @@ pub(super) struct QpInitAttr {
     pub(super) sq_sig_all: c_int,
 }
 
-/// `struct ibv_global_route`, as long as the compiler makes it with a GID of 64-bit words.
+/// `struct ibv_global_route`, with the alignment of a GID of 64-bit words.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub(super) struct GlobalRoute {
@@ -299,14 +300,14 @@ pub(super) struct SendWr {
     pub(super) num_sge: c_int,
     pub(super) opcode: c_uint,
     pub(super) send_flags: c_uint,
-    /// An immediate in network order, or a key to invalidate.
+    /// An immediate in network byte order, or a key to invalidate.
     pub(super) imm_or_key: u32,
     pub(super) wr: SendTarget,
     pub(super) qp_type: MaybeUninit<u64>,
     pub(super) bind_mw: MaybeUninit<BindMw>,
 }
 
-/// What `struct ibv_send_wr` calls `wr`.
+/// The member `wr` of `struct ibv_send_wr`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) union SendTarget {
@@ -354,7 +355,7 @@ pub(super) struct BindMw {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct AsyncEvent {
-    /// A pointer, or the number of a port in its first bytes.
+    /// A pointer, or a port number in the first bytes.
     pub(super) element: u64,
     pub(super) event_type: c_uint,
 }
@@ -389,7 +390,7 @@ pub(super) mod mask {
     pub(crate) const SQ_PSN: c_int = 1 << 16;
     pub(crate) const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
     pub(crate) const DEST_QPN: c_int = 1 << 20;
-    /// All that is told of a queue pair.
+    /// All attributes that are queried.
     pub(crate) const ALL: c_int = (1 << 21) - 1;
 }
 

@@ -1,4 +1,4 @@
-//! What librdmacm and its callers share in memory, as its ABI has it on 64-bit Linux (rdma/rdma_cma.h).
+//! The types of librdmacm, as its ABI defines them on 64-bit Linux (rdma/rdma_cma.h).
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
@@ -11,15 +11,15 @@ pub(super) struct RawChannel {
     pub(super) fd: c_int,
 }
 
-/// An address as the kernel has it: `struct sockaddr_storage`.
+/// An address in the kernel's format: `struct sockaddr_storage`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct Storage(pub(super) [u8; 128]);
 
-/// `struct rdma_cm_id`, as far as it is looked at.
+/// The part of `struct rdma_cm_id` that is used.
 #[repr(C)]
 pub(super) struct RawId {
-    /// Of the device that it was resolved to; null before.
+    /// The context of the device that it was resolved to; null before.
     pub(super) verbs: *mut Context,
     pub(super) channel: *mut RawChannel,
     pub(super) context: *mut c_void,
@@ -59,7 +59,7 @@ pub(super) struct UdParam {
     pub(super) qkey: u32,
 }
 
-/// What an event has beside its kind: of connections, or of datagram services.
+/// The parameters of an event: of a connection, or of a datagram service.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) union EventParam {
@@ -97,7 +97,7 @@ const _: () = {
 /// `enum rdma_port_space`
 pub(super) const PS_TCP: c_uint = 0x106;
 pub(super) const PS_UDP: c_uint = 0x111;
-/// `RDMA_OPTION_ID`, and what there is of it.
+/// `RDMA_OPTION_ID`, and its options.
 pub(super) const OPTION_ID: c_int = 0;
 pub(super) const OPTION_TOS: c_int = 0;
 pub(super) const OPTION_ACK_TIMEOUT: c_int = 3;

@@ -14,21 +14,21 @@ use crate::Error;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// What the work request was posted with.
+    /// The identifier of the work request.
     pub wr_id: u64,
-    /// `enum ibv_wc_status`; 0 is success. On an error only `wr_id`, `vendor_err` and `qp_num` mean anything beside it.
+    /// `enum ibv_wc_status`; 0 is success. On an error only `wr_id`, `vendor_err` and `qp_num` are also valid.
     pub status: u32,
     /// `enum ibv_wc_opcode`
     pub opcode: u32,
-    /// The provider's own word for an error.
+    /// The provider's error code.
     pub vendor_err: u32,
     /// Bytes received, written or read.
     pub byte_len: u32,
-    /// An immediate in network order, or the key that was invalidated: see `wc_flags`.
+    /// An immediate in network byte order, or the invalidated key: see `wc_flags`.
     pub imm_or_key: u32,
-    /// The queue pair here.
+    /// The local queue pair.
     pub qp_num: u32,
-    /// The sender's.
+    /// The sender's queue pair.
     pub src_qp: u32,
     /// `enum ibv_wc_flags`
     pub wc_flags: u32,
@@ -45,7 +45,7 @@ const _: () = {
 };
 
 impl Completion {
-    /// `IBV_WC_GRH`: a receive that starts with 40 bytes of network header.
+    /// `IBV_WC_GRH`: the received message begins with 40 bytes of network header.
     pub const GRH: u32 = 1;
     /// `IBV_WC_WITH_IMM`
     pub const WITH_IMM: u32 = 2;
@@ -70,7 +70,7 @@ impl Completion {
     };
 }
 
-/// A completion channel. Clones are the same one.
+/// A completion channel. Clones share it.
 #[derive(Clone, Debug)]
 pub struct CompletionChannel(Arc<Channel>);
 
@@ -80,13 +80,13 @@ struct Channel {
     channel: NonNull<CompChannel>,
 }
 
-// SAFETY: libibverbs and its providers may be called by any thread, for any object; the pointer is only given to them.
+// SAFETY: libibverbs and its providers may be called by any thread, for any object. The pointer is only passed to them.
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
 
 impl CompletionChannel {
-    /// Of a device. [`event`](CompletionChannel::event) does not wait.
+    /// Creates a channel on a device. [`event`](CompletionChannel::event) does not wait.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -115,14 +115,14 @@ impl CompletionChannel {
         Ok(unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// Takes an event, if there is one, and returns the tag of its queue.
+    /// Takes an event, if there is one. Returns the tag of its queue.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn event(&self) -> Result<Option<usize>, Error> {
         let Channel { device, channel } = &*self.0;
         let (mut cq, mut tag) = (null_mut(), null_mut());
-        // SAFETY: the channel exists; the queue that is told has an event that is not acknowledged, so it exists.
+        // SAFETY: the channel exists. The returned queue exists, because its event is not acknowledged.
         let returned = unsafe { (device.functions().get_cq_event)(channel.as_ptr(), &mut cq, &mut tag) };
         if returned != 0 {
             return nothing_yet(io::Error::last_os_error())
@@ -136,13 +136,13 @@ impl CompletionChannel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_create_comp_channel`, its queues are gone, and it is destroyed once.
+        // SAFETY: it was created by `ibv_create_comp_channel`, its queues were destroyed, and it is destroyed once.
         let returned = unsafe { (self.device.functions().destroy_comp_channel)(self.channel.as_ptr()) };
         self.device.warn("ibv_destroy_comp_channel", returned);
     }
 }
 
-/// A completion queue. Clones are the same one; it goes with the last of them and of the queue pairs that complete there.
+/// A completion queue. Clones share it. It is destroyed with the last clone and the last queue pair that uses it.
 #[derive(Clone, Debug)]
 pub struct CompletionQueue(Arc<Queue>);
 
@@ -159,26 +159,26 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl CompletionQueue {
-    /// For at least `capacity` completions; `tag` names it in the events of the channel.
+    /// Creates a queue for at least `capacity` completions. `tag` identifies it in the events of the channel.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn new(capacity: u32, channel: &CompletionChannel, tag: usize) -> Result<CompletionQueue, Error> {
         let Channel { device, channel: raw } = &*channel.0;
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
-        // Queues share the interrupts of the card.
+        // Queues are distributed over the interrupts of the card.
         // SAFETY: the context is open.
         let vectors = unsafe { (*device.context()).num_comp_vectors }.max(1);
         let vector = c_int::try_from(tag % vectors as usize).unwrap_or(0);
         let tag = std::ptr::without_provenance_mut::<c_void>(tag);
-        // SAFETY: the context is open and the channel exists; the tag is never looked into.
+        // SAFETY: the context is open and the channel exists. The tag is never dereferenced.
         let cq =
             unsafe { (device.functions().create_cq)(device.context(), capacity, tag, raw.as_ptr(), vector) };
         let cq = device.object("ibv_create_cq", cq)?;
         Ok(CompletionQueue(Arc::new(Queue { device: device.clone(), cq, _channel: channel.clone() })))
     }
 
-    /// What names it in asynchronous events.
+    /// Its identifier in asynchronous events.
     pub fn id(&self) -> u64 {
         self.0.cq.as_ptr().addr() as u64
     }
@@ -191,7 +191,7 @@ impl CompletionQueue {
         self.0.cq.as_ptr()
     }
 
-    /// Takes completions into `room`, as many as it holds. Returns how many there were.
+    /// Takes as many completions as there are, at most the length of `room`. Returns their number.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -200,12 +200,12 @@ impl CompletionQueue {
         let Queue { device, cq, .. } = &*self.0;
         let Some(poll_cq) = device.ops().poll_cq else { return Err(device.lacks("ibv_poll_cq")) };
         let most = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue exists, and the room is for so many completions.
+        // SAFETY: the queue exists, and `most` is at most the length of `room`.
         let count = unsafe { poll_cq(cq.as_ptr(), most, room.as_mut_ptr()) };
         if (0..=most).contains(&count) { Ok(count as usize) } else { Err(garbage(device, count, most)) }
     }
 
-    /// The next completion raises an event of the channel; the next solicited one, if `solicited_only`.
+    /// Requests an event of the channel for the next completion, or for the next solicited one if `solicited_only`.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -230,8 +230,8 @@ fn garbage(device: &Device, count: c_int, most: c_int) -> Error {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_create_cq`, its queue pairs are gone, its events are acknowledged, and it is destroyed
-        // once.
+        // SAFETY: it was created by `ibv_create_cq`, its queue pairs were destroyed, its events are acknowledged, and
+        // it is destroyed once.
         let returned = unsafe { (self.device.functions().destroy_cq)(self.cq.as_ptr()) };
         self.device.warn("ibv_destroy_cq", returned);
     }

@@ -1,7 +1,7 @@
-//! The kernel's connection manager (rdma_cm) by librdmacm, which is loaded when it is asked for.
+//! The kernel's connection manager (rdma_cm) through librdmacm, which is loaded on demand.
 //!
-//! Queue pairs are made and moved elsewhere: an identifier here never has one, so that librdmacm moves none. Who connects
-//! gives a queue pair's number, and moves it by what [`ConnectionId::change_to`] says.
+//! Queue pairs are created and modified elsewhere: an identifier here never has one, so librdmacm modifies none. The
+//! caller passes the number of its queue pair, and modifies it with the attributes from [`ConnectionId::change_to`].
 
 use std::ffi::{OsStr, c_int, c_uint, c_void};
 use std::io;
@@ -24,11 +24,11 @@ use super::queue_pair::QueuePairChange;
 use super::remedy;
 use crate::Error;
 
-/// The library, by the name that its ABI has kept.
+/// The library's name, which its ABI has kept.
 const NAME: &str = "librdmacm.so.1";
 
 functions! {
-    /// Those of librdmacm.
+    /// The functions of librdmacm.
     "rdma-core 33";
     create_event_channel, "rdma_create_event_channel": fn() -> *mut RawChannel;
     destroy_event_channel, "rdma_destroy_event_channel": fn(*mut RawChannel);
@@ -50,14 +50,14 @@ functions! {
     set_option, "rdma_set_option": fn(*mut RawId, c_int, c_int, *mut c_void, usize) -> c_int;
 }
 
-/// librdmacm, loaded.
+/// The loaded librdmacm.
 #[derive(Clone, Debug)]
 pub struct CmFunctions(Arc<Loaded>);
 
 #[derive(Debug)]
 struct Loaded {
     functions: Functions,
-    /// The functions are in it.
+    /// Contains the functions.
     _library: Library,
 }
 
@@ -65,20 +65,20 @@ impl CmFunctions {
     /// Loads the library.
     ///
     /// # Errors
-    /// [`Error::NoRdmaCm`]: there is none, or it is older than rdma-core 33.
+    /// [`Error::NoRdmaCm`] if it is absent, or older than rdma-core 33.
     pub fn load() -> Result<CmFunctions, Error> {
         CmFunctions::load_from(NAME)
     }
 
-    /// Loads a library by its path, in place of the system's.
+    /// Loads a library by its path instead of the system's.
     ///
     /// # Errors
     /// As [`load`](CmFunctions::load).
     pub fn load_from(path: impl AsRef<OsStr>) -> Result<CmFunctions, Error> {
         let path = path.as_ref();
         let absent = |reason: String| Error::NoRdmaCm { library: path.display().to_string(), reason };
-        // SAFETY: librdmacm has no constructors with conditions, and none of its destructors runs before `Loaded` is dropped,
-        // after everything that was made by it.
+        // SAFETY: the constructors of librdmacm have no preconditions. Its destructors do not run before `Loaded` is
+        // dropped, after all objects created by it.
         let library = unsafe { Library::new(path) }
             .map_err(|error| absent(remedy::of_library(&error, "librdmacm1")))?;
         let functions = Functions::find(&library).map_err(absent)?;
@@ -86,7 +86,7 @@ impl CmFunctions {
     }
 }
 
-/// Where the events of identifiers come. Clones are the same one.
+/// A channel for the events of identifiers. Clones share it.
 #[derive(Clone, Debug)]
 pub struct EventChannel(Arc<Channel>);
 
@@ -97,47 +97,47 @@ struct Channel {
     channel: NonNull<RawChannel>,
 }
 
-// SAFETY: librdmacm may be called by any thread, for any object; the pointer is only given to it.
+// SAFETY: librdmacm may be called by any thread, for any object. The pointer is only passed to it.
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
 
-/// What happened to an identifier.
+/// An event of an identifier.
 #[derive(Debug)]
 pub struct ConnectionEvent {
-    /// What, as `enum rdma_cm_event_type` numbers it.
+    /// Its kind, a number of `enum rdma_cm_event_type`.
     pub kind: u32,
-    /// 0, the number of an error below 0, or the peer's reason above.
+    /// 0, a negative error number, or the peer's reason if positive.
     pub status: i32,
-    /// The tag of the identifier; of a request, that of the listener.
+    /// The tag of the identifier; for a request, that of the listener.
     pub tag: u64,
-    /// An identifier that the event brings.
+    /// The new identifier of a request.
     pub request: Option<ConnectionId>,
-    /// The peer's bytes.
+    /// The peer's private data.
     pub private_data: Vec<u8>,
-    /// What the peer asks for or has agreed to, where it is about a connection.
+    /// The terms that the peer requests or has accepted, for a connection.
     pub terms: ConnectionTerms,
-    /// The peer, where it is about a datagram service.
+    /// The peer, for a datagram service.
     pub peer: Option<Peer>,
 }
 
-/// READs and atomics, seen from here.
+/// The limits for READs and atomics, and for retries, from the local point of view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionTerms {
-    /// Those of the peer that are answered here.
+    /// Outstanding READs and atomics of the peer, as responder.
     pub responder_resources: u8,
-    /// Those from here that the peer answers.
+    /// Outstanding READs and atomics, as requester.
     pub initiator_depth: u8,
-    /// Retries after timeouts, of the end that asks.
+    /// Retries after timeouts, of the requester.
     pub retry_count: u8,
     /// Retries after RNR NAKs.
     pub rnr_retry: u8,
 }
 
-/// A queue pair for datagrams, and the way there.
+/// A queue pair for datagrams, and the path to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The way.
+    /// The path.
     pub address: Address,
     /// The queue pair.
     pub qpn: u32,
@@ -145,26 +145,26 @@ pub struct Peer {
     pub qkey: u32,
 }
 
-/// What is asked for or accepted with a queue pair.
+/// The parameters of a request, or of its acceptance.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionRequest<'a> {
-    /// The queue pair here.
+    /// The local queue pair.
     pub qpn: u32,
-    /// It takes its receives from a shared receive queue.
+    /// Whether its receives are taken from a shared receive queue.
     pub has_srq: bool,
     /// See [`ConnectionTerms`].
     pub terms: ConnectionTerms,
-    /// At most 255 bytes; the kernel refuses more than the message has room for.
+    /// At most 255 bytes. The kernel refuses more than the message has room for.
     pub private_data: &'a [u8],
 }
 
 impl EventChannel {
-    /// For connections over a device. [`event`](EventChannel::event) does not wait.
+    /// Creates a channel for connections over a device. [`event`](EventChannel::event) does not wait.
     ///
     /// # Errors
-    /// [`Error::Verbs`], also where the kernel has no rdma_ucm.
+    /// [`Error::Verbs`], also without rdma_ucm in the kernel.
     pub fn new(functions: &CmFunctions, device: &Device) -> Result<EventChannel, Error> {
-        // SAFETY: it takes nothing.
+        // SAFETY: it has no arguments.
         let channel = unsafe { (functions.0.functions.create_event_channel)() };
         let channel = device.object("rdma_create_event_channel", channel);
         let channel = channel.map_err(|error| error.remedied(|_| remedy::of_rdma_cm()))?;
@@ -209,10 +209,10 @@ impl EventChannel {
             };
             return nothing_yet(source).map_err(|source| self.0.device.error("rdma_get_cm_event", source));
         };
-        // SAFETY: the event exists until it is acknowledged, and so do what it points to and the identifiers that it names,
-        // for none of them can be destroyed before.
+        // SAFETY: the event exists until it is acknowledged, and so do the memory that it points to and its
+        // identifiers, because none of them can be destroyed before.
         let taken = unsafe { self.take(event.as_ref()) };
-        // SAFETY: the event came from `rdma_get_cm_event` and is acknowledged once.
+        // SAFETY: the event was returned by `rdma_get_cm_event` and is acknowledged once.
         let returned = unsafe { (self.functions().ack_cm_event)(event.as_ptr()) };
         if returned != 0 {
             self.0.device.warn("rdma_ack_cm_event", io::Error::last_os_error().raw_os_error().unwrap_or(0));
@@ -221,20 +221,20 @@ impl EventChannel {
     }
 
     /// # Safety
-    /// The event is not acknowledged yet.
+    /// The event must not be acknowledged yet.
     unsafe fn take(&self, event: &RawEvent) -> ConnectionEvent {
         let is_request = event.event == CONNECT_REQUEST;
         let of = if is_request { event.listen_id } else { event.id };
-        // SAFETY: as the caller promises; where there is no identifier, the tag is of none.
+        // SAFETY: the caller's contract. Without an identifier the tag is one that no identifier has.
         let tag = unsafe { of.as_ref() }.map_or(u64::MAX, |id| id.context.addr() as u64);
         // SAFETY: as above.
         let is_datagram = unsafe { event.id.as_ref() }.is_some_and(|id| id.port_space == PS_UDP);
-        // SAFETY: both parts of the union begin with where the private data is, and how long.
+        // SAFETY: both members of the union begin with the pointer and the length of the private data.
         let conn = unsafe { event.param.conn };
         let private_data = if conn.private_data.is_null() {
             Vec::new()
         } else {
-            // SAFETY: as the caller promises, so many bytes are there.
+            // SAFETY: the caller's contract. The private data has this length.
             unsafe {
                 std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into())
             }
@@ -251,7 +251,7 @@ impl EventChannel {
             peer: None,
         };
         if is_datagram {
-            // SAFETY: events of datagram services have this part of the union.
+            // SAFETY: events of datagram services have this member of the union.
             let ud = unsafe { event.param.ud };
             let address = Address::from_raw(&ud.ah_attr);
             taken.peer = Some(Peer { address, qpn: ud.qp_num, qkey: ud.qkey });
@@ -269,14 +269,14 @@ impl EventChannel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: it came from `rdma_create_event_channel`, its identifiers are gone, for each has a share in this, and it is
-        // destroyed once.
+        // SAFETY: it was created by `rdma_create_event_channel`, its identifiers were destroyed because each has a
+        // reference to it, and it is destroyed once.
         unsafe { (self.functions.0.functions.destroy_event_channel)(self.channel.as_ptr()) };
     }
 }
 
-/// A connection, or the search for a datagram service, or a port where requests come: `struct rdma_cm_id`. The kernel ends
-/// what it is when it is dropped.
+/// A connection, a query for a datagram service, or a listener for requests: `struct rdma_cm_id`. The kernel ends it
+/// when it is dropped.
 #[derive(Debug)]
 pub struct ConnectionId {
     id: NonNull<RawId>,
@@ -287,7 +287,7 @@ pub struct ConnectionId {
 unsafe impl Send for ConnectionId {}
 
 impl ConnectionId {
-    /// One whose events have `tag`.
+    /// Creates an identifier whose events have `tag`.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -295,7 +295,7 @@ impl ConnectionId {
         let mut id = null_mut();
         let space = if is_datagram { PS_UDP } else { PS_TCP };
         let create = channel.functions().create_id;
-        // SAFETY: the channel exists; the tag is never looked into.
+        // SAFETY: the channel exists. The tag is never dereferenced.
         let returned = unsafe { create(channel.0.channel.as_ptr(), &mut id, tag_pointer(tag), space) };
         let source = io::Error::last_os_error();
         match NonNull::new(id) {
@@ -304,9 +304,9 @@ impl ConnectionId {
         }
     }
 
-    /// Gives one that came with a request a tag of its own.
+    /// Sets the tag of an identifier from a request.
     pub fn set_tag(&mut self, tag: u64) {
-        // SAFETY: the identifier exists, and its context is the application's.
+        // SAFETY: the identifier exists, and its context belongs to the application.
         unsafe { (*self.id.as_ptr()).context = tag_pointer(tag) };
     }
 
@@ -321,8 +321,8 @@ impl ConnectionId {
         self.channel.functions()
     }
 
-    /// Takes requests that come to an address, which must be one of this host. `scope` is the interface of an address that
-    /// is of a link alone.
+    /// Accepts requests to an address, which must be one of this host. `scope` is the interface of a link-local
+    /// address.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -335,7 +335,7 @@ impl ConnectionId {
         self.check("rdma_listen", unsafe { (self.functions().listen)(self.id.as_ptr(), backlog) })
     }
 
-    /// Begins to look for the way from `source` to a peer; event 0 or 1 tells the end.
+    /// Starts the resolution of the path from `source` to a peer. Event 0 or 1 reports its end.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -355,7 +355,7 @@ impl ConnectionId {
         checked.map_err(|error| error.remedied(|_| format!("the peer is {peer}, and this end {source}")))
     }
 
-    /// The next step of it; event 2 or 3 tells the end.
+    /// The next step of the resolution. Event 2 or 3 reports its end.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -366,7 +366,7 @@ impl ConnectionId {
         self.check("rdma_resolve_route", returned)
     }
 
-    /// The device that it was resolved to, or whose request it is, and its port. `None` before.
+    /// The device that it was resolved to, or that received the request, and its port. `None` before.
     pub fn device(&self) -> Option<(String, u8)> {
         // SAFETY: the identifier exists.
         let raw = unsafe { self.id.as_ref() };
@@ -376,7 +376,7 @@ impl ConnectionId {
         Some((self.channel.0.device.name_of(NonNull::new(device)?), raw.port))
     }
 
-    /// The traffic class of the connection's packets.
+    /// Sets the traffic class of the connection's packets.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -384,7 +384,7 @@ impl ConnectionId {
         self.set("rdma_set_option of the traffic class", OPTION_TOS, traffic_class)
     }
 
-    /// The ACK timeout, 4.096 µs · 2^`timeout`.
+    /// Sets the ACK timeout, 4.096 µs · 2^`timeout`.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -398,17 +398,17 @@ impl ConnectionId {
         self.check(call, unsafe { set(self.id.as_ptr(), OPTION_ID, option, value, 1) })
     }
 
-    /// Asks for the connection.
+    /// Requests the connection.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn connect(&self, request: &ConnectionRequest<'_>) -> Result<(), Error> {
         let mut raw = self.param("rdma_connect", request)?;
-        // SAFETY: the identifier exists, and the private data as long as the call lasts.
+        // SAFETY: the identifier exists, and the private data outlives the call.
         self.check("rdma_connect", unsafe { (self.functions().connect)(self.id.as_ptr(), &mut raw) })
     }
 
-    /// Accepts it.
+    /// Accepts the connection.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -437,18 +437,18 @@ impl ConnectionId {
         })
     }
 
-    /// Says no.
+    /// Rejects the connection.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         let length = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
         let data = if length == 0 { null() } else { private_data.as_ptr().cast() };
-        // SAFETY: the identifier exists, and so many bytes.
+        // SAFETY: the identifier exists, and the data has at least `length` bytes.
         self.check("rdma_reject", unsafe { (self.functions().reject)(self.id.as_ptr(), data, length) })
     }
 
-    /// Tells the peer that has accepted that the queue pair is ready.
+    /// Notifies the peer, after its acceptance, that the queue pair is ready.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -457,7 +457,7 @@ impl ConnectionId {
         self.check("rdma_establish", unsafe { (self.functions().establish)(self.id.as_ptr()) })
     }
 
-    /// Ends the connection, or agrees to its end.
+    /// Ends the connection, or confirms its end.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -466,7 +466,7 @@ impl ConnectionId {
         self.check("rdma_disconnect", unsafe { (self.functions().disconnect)(self.id.as_ptr()) })
     }
 
-    /// Tells that packets of the connection have come before the peer has called it ready.
+    /// Reports that packets of the connection have arrived before the peer's ready-to-use message.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -476,7 +476,7 @@ impl ConnectionId {
         self.check("rdma_notify", unsafe { (self.functions().notify)(self.id.as_ptr(), COMM_EST) })
     }
 
-    /// How a queue pair is moved to a state (3 is RTR, 4 RTS) for the connection.
+    /// The attributes that modify a queue pair to a state (3 is RTR, 4 RTS) for the connection.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -489,13 +489,13 @@ impl ConnectionId {
         Ok(QueuePairChange::from_raw(&raw, bits))
     }
 
-    /// The address and port here.
+    /// The local address and port.
     pub fn local(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier exists.
         address_of(unsafe { &(*self.id.as_ptr()).source })
     }
 
-    /// The peer's.
+    /// The peer's address and port.
     pub fn peer(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier exists.
         address_of(unsafe { &(*self.id.as_ptr()).destination })
@@ -504,7 +504,8 @@ impl ConnectionId {
 
 impl Drop for ConnectionId {
     fn drop(&mut self) {
-        // SAFETY: it came from `rdma_create_id` or with a request, its events are acknowledged, and it is destroyed once.
+        // SAFETY: it was returned by `rdma_create_id` or with a request, its events are acknowledged, and it is
+        // destroyed once.
         let returned = unsafe { (self.functions().destroy_id)(self.id.as_ptr()) };
         if returned != 0 {
             let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
@@ -558,7 +559,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_as_they_were() {
+    fn addresses_round_trip() {
         for text in ["192.0.2.7:7471", "[2001:db8::1]:1", "[fe80::1]:65535"] {
             let address = text.parse().ok();
             assert_eq!(address.and_then(|address| address_of(&storage(address, 3))), address);

@@ -1,15 +1,15 @@
-//! What the kernel counts of a port.
+//! The kernel's counters of a port.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Counters of a port in sysfs (`hw_counters`), of all that use the device, under the names of its driver.
+/// Counters of a port in sysfs (`hw_counters`) under the names of its driver. They count all users of the device.
 #[derive(Debug)]
 pub struct PortCounters(Vec<(usize, File)>);
 
 impl PortCounters {
-    /// Those of `names` that the port has.
+    /// Opens those of `names` that the port has.
     pub fn open<'a>(device: &str, port: u8, names: impl Iterator<Item = &'a str>) -> PortCounters {
         let folder =
             Path::new("/sys/class/infiniband").join(device).join(format!("ports/{port}/hw_counters"));
@@ -18,7 +18,7 @@ impl PortCounters {
         PortCounters(files.collect())
     }
 
-    /// Tells each one that can be read, by its place among the names.
+    /// Passes each readable counter to `tell`, with its index among the names.
     pub fn read(&self, mut tell: impl FnMut(usize, u64)) {
         for (place, file) in &self.0 {
             let mut text = [0; 32];

@@ -1,4 +1,4 @@
-//! A device that is open.
+//! An open device.
 
 use std::env;
 use std::ffi::{CStr, OsStr, OsString, c_int};
@@ -18,14 +18,15 @@ use super::verbs::{Functions, Loaded};
 use super::{RnicDetails, RnicGid, RnicGidKind, RnicLimits, RnicPort};
 use crate::Error;
 
-/// Rows of GID tables, and of P_Key tables, that are believed.
+/// The most rows that are read of GID tables, and of P_Key tables.
 const GIDS_MAX: usize = 1 << 16;
 const PKEYS_MAX: c_int = 128;
 
-/// By 0 it turns off that the provider of ConnectX has the card put short messages into completions, from where the CPU copies them.
+/// If 0, the provider of ConnectX does not let the card write short messages into completions, from which the CPU
+/// copies them.
 pub(super) const SCATTER: &str = "MLX5_SCATTER_TO_CQE";
 
-/// A device that is open. Clones are the same one; it is closed with the last of them and of what was made on it.
+/// An open device. Clones share it. It is closed with the last clone and the last object that was created on it.
 #[derive(Clone, Debug)]
 pub struct Device(Arc<Opened>);
 
@@ -34,33 +35,33 @@ struct Opened {
     loaded: Arc<Loaded>,
     context: NonNull<Context>,
     name: String,
-    /// What `MLX5_SCATTER_TO_CQE` was then: the provider of ConnectX looks at it when a queue pair is made.
+    /// The value of `MLX5_SCATTER_TO_CQE` at that time. The provider of ConnectX reads it when a queue pair is created.
     scatter: Option<OsString>,
 }
 
-// SAFETY: libibverbs and its providers may be called by any thread, for any object; the pointer is only given to them.
+// SAFETY: libibverbs and its providers may be called by any thread, for any object. The pointer is only passed to them.
 unsafe impl Send for Opened {}
 // SAFETY: as above.
 unsafe impl Sync for Opened {}
 
-/// Something that happened to a device, or to an object on it.
+/// An event of a device, or of an object on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What, as `enum ibv_event_type` numbers it.
+    /// Its kind, a number of `enum ibv_event_type`.
     pub kind: u32,
-    /// What it happened to: the `id` of a queue pair or completion queue or shared receive queue, or a port's number.
+    /// Its subject: the `id` of a queue pair, completion queue or shared receive queue, or a port number.
     pub element: u64,
 }
 
 impl Device {
     /// # Safety
-    /// The device is of a list that was not freed yet.
+    /// The device must be of a list that was not freed yet.
     pub(super) unsafe fn open(
         loaded: &Arc<Loaded>,
         device: NonNull<RawDevice>,
         name: &str,
     ) -> Result<Device, Error> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's contract.
         let context = unsafe { (loaded.functions.open_device)(device.as_ptr()) };
         let source = io::Error::last_os_error();
         match NonNull::new(context) {
@@ -85,7 +86,7 @@ impl Device {
         &self.0.name
     }
 
-    /// What [`SCATTER`] was when it was opened.
+    /// The value of [`SCATTER`] when the device was opened.
     pub(super) fn scatter(&self) -> Option<&OsStr> {
         self.0.scatter.as_deref()
     }
@@ -103,13 +104,13 @@ impl Device {
         self.0.context.as_ptr()
     }
 
-    /// What the provider calls by pointer.
+    /// The provider's functions that are called by pointer.
     pub(super) fn ops(&self) -> &ContextOps {
         // SAFETY: the context is open, and its table of functions does not change while it is.
         unsafe { &(*self.0.context.as_ptr()).ops }
     }
 
-    /// Of functions that return 0, or the number of an error.
+    /// Checks the result of a function that returns 0 or an error number.
     pub(super) fn check(&self, call: &'static str, returned: c_int) -> Result<(), Error> {
         match returned {
             0 => Ok(()),
@@ -117,7 +118,7 @@ impl Device {
         }
     }
 
-    /// Of functions that return an object, or nothing and errno.
+    /// Checks the result of a function that returns an object, or a null pointer and errno.
     pub(super) fn object<T>(&self, call: &'static str, returned: *mut T) -> Result<NonNull<T>, Error> {
         let source = io::Error::last_os_error();
         NonNull::new(returned).ok_or_else(|| self.error(call, source))
@@ -127,12 +128,12 @@ impl Device {
         Error::Verbs { call, device: self.0.name.clone(), source, remedy: String::new() }
     }
 
-    /// A provider that has no such function.
+    /// The error for a function that the provider does not have.
     pub(super) fn lacks(&self, call: &'static str) -> Error {
         self.error(call, io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
-    /// What was told of an object that could not be destroyed: nobody can do more about it.
+    /// Logs that an object could not be destroyed, because nothing else can be done.
     pub(super) fn warn(&self, call: &'static str, returned: c_int) {
         if returned != 0 {
             let error = io::Error::from_raw_os_error(returned.saturating_abs());
@@ -141,7 +142,7 @@ impl Device {
     }
 
     fn attributes(&self) -> Result<DeviceAttr, Error> {
-        // SAFETY: all bytes zero are a value of it: numbers.
+        // SAFETY: it consists of numbers, so all bytes zero are valid.
         let mut attributes: DeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, and the attributes have the size that the ABI fixes.
         let returned = unsafe { (self.functions().query_device)(self.context(), &mut attributes) };
@@ -149,12 +150,12 @@ impl Device {
         Ok(attributes)
     }
 
-    /// Its maker.
+    /// The number of its vendor.
     pub(super) fn vendor(&self) -> Result<u32, Error> {
         Ok(self.attributes()?.vendor_id)
     }
 
-    /// What the device says of itself.
+    /// The attributes of the device.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -165,7 +166,7 @@ impl Device {
             ports.map(|number| self.port(number)).collect::<Result<_, _>>()?;
         let rows: usize = ports.iter().map(|(_, rows)| *rows).sum();
         for (number, gid) in self.gids(rows.min(GIDS_MAX))? {
-            // A row of a port that the device does not have belongs to none.
+            // A row of a port that the device does not have is ignored.
             if let Some((port, _)) = ports.iter_mut().find(|(port, _)| u32::from(port.number) == number) {
                 port.gids.push(gid);
             }
@@ -181,11 +182,11 @@ impl Device {
         })
     }
 
-    /// A port, yet without its GIDs, and the rows of its GID table.
+    /// A port, without its GIDs for now, and the number of rows of its GID table.
     fn port(&self, number: u8) -> Result<(RnicPort, usize), Error> {
-        // SAFETY: all bytes zero are a value of it: numbers.
+        // SAFETY: it consists of numbers, so all bytes zero are valid.
         let mut port: PortAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open; the function writes the 48 bytes that it has had from the beginning, or all.
+        // SAFETY: the context is open. The function writes the structure's original 48 bytes, or all of it.
         let returned = unsafe { (self.functions().query_port)(self.context(), number, &mut port) };
         self.check("ibv_query_port", returned)?;
         let mtu = |code: c_int| {
@@ -207,9 +208,9 @@ impl Device {
 
     fn pkey(&self, port: u8, index: c_int) -> Result<u16, Error> {
         let mut pkey = 0;
-        // SAFETY: the context is open, and the function writes one P_Key, in network order.
+        // SAFETY: the context is open, and the function writes one P_Key, in network byte order.
         let returned = unsafe { (self.functions().query_pkey)(self.context(), port, index, &mut pkey) };
-        // It says -1 where others say an errno.
+        // Unlike the others, it returns -1 and sets errno.
         let source = io::Error::last_os_error();
         match returned {
             -1 => Err(self.error("ibv_query_pkey", source)),
@@ -217,11 +218,11 @@ impl Device {
         }
     }
 
-    /// All rows that are in use, `most` of them at most, each with the number of its port.
+    /// All rows in use, at most `most`, each with its port number.
     fn gids(&self, most: usize) -> Result<Vec<(u32, RnicGid)>, Error> {
         let empty = GidEntry { gid: [0; 16], gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
         let mut entries = vec![empty; most];
-        // SAFETY: the context is open, and `entries` has room for `most` entries of the size that is told.
+        // SAFETY: the context is open, and `entries` has room for `most` entries of the stated size.
         let count = unsafe {
             let query = self.functions().query_gid_table;
             query(self.context(), entries.as_mut_ptr(), most, 0, size_of::<GidEntry>())
@@ -261,7 +262,7 @@ impl Device {
         Ok(unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// From now on [`event`](Device::event) does not wait.
+    /// Makes [`event`](Device::event) not wait.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -272,7 +273,7 @@ impl Device {
     /// Takes an asynchronous event, if there is one.
     ///
     /// # Errors
-    /// [`Error::Verbs`], when the device is gone.
+    /// [`Error::Verbs`], if the device was removed.
     pub fn event(&self) -> Result<Option<AsyncEvent>, Error> {
         let mut event = RawEvent::default();
         // SAFETY: the context is open, and the event has the size that the ABI fixes.
@@ -283,16 +284,17 @@ impl Device {
         }
         let (kind, mut element) = (event.event_type, event.element);
         if matches!(kind, 8..=13 | 17 | 18) {
-            // The number of a port has four bytes.
+            // A port number has four bytes.
             element &= 0xffff_ffff;
         }
-        // SAFETY: the event was just taken, and is acknowledged once. So nobody who destroys what it names waits for that.
+        // SAFETY: the event was just taken, and is acknowledged once. So the destruction of its subject does not wait
+        // for it.
         unsafe { (self.functions().ack_async_event)(&mut event) };
         Ok(Some(AsyncEvent { kind, element }))
     }
 }
 
-/// `None` for an error that says that there is nothing to take.
+/// Returns `None` for an error that means that there is no event.
 pub(super) fn nothing_yet<T>(error: io::Error) -> io::Result<Option<T>> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
@@ -307,8 +309,8 @@ pub(super) fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_open_device`, what was made on it is gone, for it has a share in this, and it is closed
-        // once.
+        // SAFETY: it was opened by `ibv_open_device`, all objects on it were destroyed because each has a reference to
+        // it, and it is closed once.
         let returned = unsafe { (self.loaded.functions.close_device)(self.context.as_ptr()) };
         if returned != 0 {
             let error = io::Error::from_raw_os_error(returned.saturating_abs());

@@ -13,30 +13,31 @@ use crate::memory::EmptyRange;
 use crate::{Error, Memory};
 
 const CALL: &str = "ibv_reg_dmabuf_mr";
-/// What each refusal ends with.
+/// The end of each refusal's text.
 pub(crate) const COPY_INSTEAD: &str = "register memory of the host and copy (Memory::read and write, or a gpu::Queue), \
                                        or use the software stack, which copies itself";
 
-/// Cards as `ibv_query_device` numbers their makers.
+/// Vendor numbers, as reported by `ibv_query_device`.
 const MELLANOX: u32 = 0x02c9;
 const HISILICON: u32 = 0x19e5;
 
-/// A GPU's memory that is about to be registered.
+/// A GPU's memory that is being registered.
 ///
-/// It is registered like the host's, twice if it is for peers, because a provider does not know whose memory it is: that of
-/// ConnectX copies what came with a completion, up to 64 bytes, by the CPU to the address that the work request has, which
-/// faults, or with an address that peers use, 0 or what the application chose, would write over something else. So work
-/// requests of this side have addresses at which nothing is, and a card whose provider is known to copy is refused.
+/// It is registered like the host's memory, twice if peers may access it, because a provider does not know the kind of
+/// memory: the provider of ConnectX copies up to 64 bytes of data from a completion with the CPU to the address in the
+/// work request. With the GPU's address this would fault, and with the address for peers, which is 0 or chosen by the
+/// application, it would overwrite other memory. So work requests of this side use addresses without memory, and a card
+/// whose provider is known to copy is refused.
 pub(super) struct Exported {
     buffer: DmaBuf,
-    /// What work requests of this side name.
+    /// The addresses in work requests of this side.
     pub(super) addresses: EmptyRange,
 }
 
 impl Exported {
     /// # Errors
-    /// [`Error::Verbs`] without such a function in libibverbs; [`Error::Invalid`] for what can't be; [`Error::NoDmaBuf`];
-    /// [`Error::Os`] if there are no more addresses.
+    /// [`Error::Verbs`] if libibverbs does not have the function; [`Error::Invalid`] for unsupported requests;
+    /// [`Error::NoDmaBuf`]; [`Error::Os`] if no addresses are left.
     pub(super) fn new(domain: &ProtectionDomain, memory: &Memory, rights: u32) -> Result<Exported, Error> {
         let device = domain.device();
         let refused = |reason: &str| {
@@ -69,19 +70,19 @@ impl Exported {
         Ok(Exported { buffer, addresses })
     }
 
-    /// The first address of work requests of this side: as far behind the start of a page as the memory is in its dma-buf.
+    /// The first address of work requests of this side, with the offset in its page that the memory has in its dma-buf.
     pub(super) fn address(&self) -> u64 {
         self.addresses.first() + self.buffer.offset % page_size()
     }
 
     /// # Errors
-    /// [`Error::Invalid`] for addresses that the kernel can't have.
+    /// [`Error::Invalid`] for addresses that the kernel does not support.
     pub(super) fn check(&self, iova: u64) -> Result<(), Error> {
         check_page(self.buffer.offset, iova, "the memory's place in its dma-buf")
     }
 
-    /// By addresses from `iova` on. The kernel keeps the dma-buf, and with it the GPU's memory, as long as the region: the
-    /// descriptor is not needed behind this.
+    /// Registers it with addresses from `iova` on. The kernel keeps the dma-buf, and with it the GPU's memory, as long
+    /// as the region exists: the descriptor is not needed afterwards.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -95,8 +96,8 @@ impl Exported {
         let device = domain.device();
         let call = device.functions().reg_dmabuf_mr.ok_or_else(|| device.lacks(CALL))?;
         let (fd, offset) = (self.buffer.fd.as_raw_fd(), self.buffer.offset);
-        // SAFETY: the protection domain exists, and the descriptor is open. The bytes are those of the dma-buf that the device of
-        // the memory gave for it; the memory is kept until the region is deregistered.
+        // SAFETY: the protection domain exists, and the descriptor is open. The bytes are those of the dma-buf that the
+        // memory's device has exported for it. The memory is kept until the region is deregistered.
         let mr = unsafe { call(domain.as_ptr(), offset, memory.len(), iova, fd, rights as i32) };
         let gpu = memory.device().map_or("a GPU", |gpu| gpu.name());
         let registered = device.object(CALL, mr);
@@ -104,7 +105,7 @@ impl Exported {
     }
 }
 
-/// That the provider of ConnectX does not copy what comes to the queue pairs that there are.
+/// Checks that the provider of ConnectX does not copy received data for the existing queue pairs.
 fn check_scatter(device: &Device) -> Result<(), Error> {
     let (card, value) = (device.name(), device.scatter());
     if value.is_some_and(|value| value == "0") {

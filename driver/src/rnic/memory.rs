@@ -13,7 +13,7 @@ use super::work::Piece;
 use crate::memory::EmptyRange;
 use crate::{Error, Memory, MemoryError, MemoryKind, Piece as GpuPiece};
 
-/// A protection domain. Clones are the same one; it goes with the last of them and of what was made in it.
+/// A protection domain. Clones share it. It is freed with the last clone and the last object that was created in it.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain(Arc<Domain>);
 
@@ -23,12 +23,12 @@ struct Domain {
     pd: NonNull<Pd>,
 }
 
-// SAFETY: libibverbs and its providers may be called by any thread, for any object; the pointer is only given to them.
+// SAFETY: libibverbs and its providers may be called by any thread, for any object. The pointer is only passed to them.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
 
-/// What a peer or a queue pair may do, as `enum ibv_access_flags` has it.
+/// The rights of a peer or a queue pair, bits of `enum ibv_access_flags`.
 pub mod access {
     /// `IBV_ACCESS_LOCAL_WRITE`
     pub const LOCAL_WRITE: u32 = 1;
@@ -43,7 +43,7 @@ pub mod access {
 }
 
 impl ProtectionDomain {
-    /// Of a device.
+    /// Creates a protection domain on a device.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -65,21 +65,21 @@ impl ProtectionDomain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_alloc_pd`, what was made in it is gone, and it is freed once.
+        // SAFETY: it was created by `ibv_alloc_pd`, its objects were destroyed, and it is freed once.
         let returned = unsafe { (self.device.functions().dealloc_pd)(self.pd.as_ptr()) };
         self.device.warn("ibv_dealloc_pd", returned);
     }
 }
 
-/// Memory that the card may reach by keys, until this is dropped.
+/// Memory that the card may access by keys, until this is dropped.
 ///
-/// Work requests of this side name it by its addresses in this process: providers of ConnectX and of HiSilicon's cards copy
-/// what came with a completion to the address that the work request has. Peers name it by the addresses that it was given,
-/// so it is registered twice, unless these are the same or it is not for peers. Memory of a GPU has no addresses in this
-/// process that could be written; it has some of its own there at which nothing is, and is registered by its dma-buf.
+/// Work requests of this side use its addresses in this process: the providers of ConnectX and of HiSilicon's cards
+/// copy data from a completion to the address in the work request. Peers use the addresses that were chosen for it. So
+/// it is registered twice, unless these are equal or peers may not access it. A GPU's memory has no addresses in this
+/// process that can be written. It gets reserved addresses without memory, and is registered by its dma-buf.
 #[derive(Debug)]
 pub struct Region {
-    /// Its addresses are those of this process.
+    /// Registered with the addresses in this process.
     mr: NonNull<Mr>,
     for_peers: Option<NonNull<Mr>>,
     addr: u64,
@@ -88,30 +88,31 @@ pub struct Region {
     kept: ManuallyDrop<Kept>,
 }
 
-/// What the card, or its provider, may write as long as the region is registered.
+/// The memory that the card, or its provider, may write as long as the region is registered.
 #[derive(Debug)]
 struct Kept {
     memory: Memory,
-    /// Of a GPU's memory.
+    /// For a GPU's memory.
     _addresses: Option<EmptyRange>,
 }
 
-// SAFETY: as `Domain`; `Memory` moves between threads too.
+// SAFETY: as `Domain`. `Memory` is also `Send`.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Its bytes, of which nobody may make slices: the card may write them.
+    /// Its bytes. Slices of them are not allowed, because the card may write them.
     pub(crate) fn memory(&self) -> &Memory {
         &self.kept.memory
     }
 
-    /// Registers memory, whose first byte has the address `iova` for peers.
+    /// Registers memory whose first byte has the address `iova` for peers.
     ///
     /// # Errors
-    /// With the memory: [`Error::Verbs`]; [`Error::Invalid`] for an `iova` that is not congruent to the memory's address, or
-    /// for a GPU's to its place in its dma-buf, modulo the page size. For a GPU's memory [`Error::Verbs`] also says that the
-    /// card, its driver, the kernel or libibverbs does not take it; [`Error::NoDmaBuf`] that the GPU does not give it;
-    /// [`Error::Invalid`] that there are no memory windows, or that the card's provider would copy with the CPU.
+    /// With the memory: [`Error::Verbs`]; [`Error::Invalid`] for an `iova` that is not congruent, modulo the page size,
+    /// to the memory's address, or for a GPU's memory to its offset in its dma-buf. For a GPU's memory also
+    /// [`Error::Verbs`] if the card, its driver, the kernel or libibverbs does not support it; [`Error::NoDmaBuf`] if
+    /// the GPU does not export it; [`Error::Invalid`] because there are no memory windows, or if the card's provider
+    /// would copy with the CPU.
     pub fn new(
         domain: &ProtectionDomain,
         memory: Memory,
@@ -145,7 +146,7 @@ impl Region {
                     if let Err(kept) = this.release() {
                         tracing::warn!("{kept}");
                     }
-                    // A registration that is left has a key that nobody knows, and no rights for peers.
+                    // A remaining registration has a key that was never returned, and no rights for peers.
                     return Err((this.into_memory(), error));
                 }
             }
@@ -153,8 +154,8 @@ impl Region {
         Ok(this)
     }
 
-    /// Bytes from `offset` on, for a work request. The card ends one that names others than the region has with a local
-    /// protection error.
+    /// The bytes at `offset`, for a work request. The card completes a work request with bytes outside the region with
+    /// a local protection error.
     #[inline(always)]
     pub fn piece(&self, offset: u64, length: u32) -> Piece {
         let is_inside = offset <= self.len() as u64 && u64::from(length) <= self.len() as u64 - offset;
@@ -177,22 +178,22 @@ impl Region {
         self.domain.device()
     }
 
-    /// What peers reach, and windows are bound to.
+    /// The registration that peers access, and that windows are bound to.
     pub(super) fn as_ptr(&self) -> *mut Mr {
         self.for_peers.unwrap_or(self.mr).as_ptr()
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.kept.memory.len()
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.kept.memory.is_empty()
     }
 
-    /// As [`Memory::read`]: by copying, for the card may write the bytes at any time, so there are no slices of them.
+    /// As [`Memory::read`]: by copying, without slices, because the card may write the bytes at any time.
     ///
     /// # Errors
     /// Those of [`Memory::read`].
@@ -240,10 +241,10 @@ impl Region {
         self.kept.memory.piece(offset, len)
     }
 
-    /// Ends the registration.
+    /// Deregisters the memory.
     ///
     /// # Errors
-    /// [`Error::Verbs`], with the region as before: a window is bound to it.
+    /// [`Error::Verbs`], with the region unchanged, if a window is bound to it.
     #[expect(
         clippy::result_large_err,
         reason = "the region goes on, and a box would be one more thing that can fail"
@@ -255,10 +256,10 @@ impl Region {
         }
     }
 
-    /// The memory of what is released.
+    /// The memory of a released region.
     fn into_memory(self) -> Memory {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used any more, nor dropped: each field is taken or dropped once.
+        // SAFETY: `this` is neither used any more nor dropped: each field is taken or dropped once.
         unsafe {
             let kept = ManuallyDrop::take(&mut this.kept);
             std::ptr::drop_in_place(&mut this.domain);
@@ -266,16 +267,16 @@ impl Region {
         }
     }
 
-    /// Ends what there is of the registration. Not to be called again when it succeeds.
+    /// Deregisters everything. Must not be called again after success.
     fn release(&mut self) -> Result<(), Error> {
         let device = self.domain.device();
         let dereg_mr = device.functions().dereg_mr;
         if let Some(mr) = self.for_peers {
-            // SAFETY: it came from a function that registers; it is forgotten unless the call fails.
+            // SAFETY: it was returned by a function that registers. It is forgotten unless the call fails.
             device.check("ibv_dereg_mr", unsafe { dereg_mr(mr.as_ptr()) })?;
             self.for_peers = None;
         }
-        // SAFETY: it came from a function that registers. Nothing is done with it behind this unless the call fails.
+        // SAFETY: it was returned by a function that registers. It is not used afterwards unless the call fails.
         device.check("ibv_dereg_mr", unsafe { dereg_mr(self.mr.as_ptr()) })
     }
 }
@@ -283,9 +284,9 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         match self.release() {
-            // SAFETY: the card does not reach it any more, and it is dropped once.
+            // SAFETY: the card can no longer access it, and it is dropped once.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.kept) },
-            // The card, or its provider, may still write it: neither memory nor addresses are ever given back.
+            // The card, or its provider, may still write it: neither the memory nor the addresses are ever released.
             Err(error) => tracing::warn!("{error}"),
         }
     }
@@ -295,7 +296,7 @@ pub(super) fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// The kernel maps whole pages: a region begins as far behind the start of one as its memory does, by `place`.
+/// The kernel maps whole pages: `iova` must have the same offset in a page as the memory has, by `place`.
 pub(super) fn check_page(addr: u64, iova: u64, place: &str) -> Result<(), Error> {
     let page = page_size();
     if addr % page == iova % page {
@@ -305,7 +306,7 @@ pub(super) fn check_page(addr: u64, iova: u64, place: &str) -> Result<(), Error>
     Err(Error::Invalid { parameter: "iova", value: format!("{iova:#x}"), expected })
 }
 
-/// Where the bytes of a memory are that is about to be registered.
+/// The kind of the memory that is being registered.
 enum Bytes {
     Host,
     Gpu(Exported),
@@ -319,7 +320,7 @@ impl Bytes {
         }
     }
 
-    /// What work requests of this side name.
+    /// The address in work requests of this side.
     fn address(&self, memory: &Memory) -> u64 {
         match self {
             Bytes::Host => memory.address().as_ptr().expose_provenance() as u64,
@@ -355,7 +356,7 @@ impl Bytes {
     }
 }
 
-/// The bytes of a memory of the host, by addresses from `iova` on.
+/// Registers the bytes of a host's memory with addresses from `iova` on.
 fn register(
     domain: &ProtectionDomain,
     memory: &Memory,
@@ -363,7 +364,7 @@ fn register(
     iova: u64,
 ) -> Result<NonNull<Mr>, Error> {
     let (device, first) = (domain.device(), memory.address().as_ptr().cast());
-    // SAFETY: the bytes are the memory's, which stays where it is and is kept until the region is deregistered.
+    // SAFETY: the bytes are the memory's, which is not moved and is kept until the region is deregistered.
     let mr = unsafe { (device.functions().reg_mr)(domain.as_ptr(), first, memory.len(), iova, access) };
     let registered = device.object("ibv_reg_mr_iova2", mr);
     registered.map_err(|error| error.remedied(|source| remedy::of_registration(memory.len(), source)))
@@ -380,10 +381,10 @@ pub struct Window {
 unsafe impl Send for Window {}
 
 impl Window {
-    /// A window that is not bound.
+    /// Allocates a window that is not bound.
     ///
     /// # Errors
-    /// [`Error::Verbs`], also where the card has none.
+    /// [`Error::Verbs`], also if the card has no windows.
     pub fn new(domain: &ProtectionDomain) -> Result<Window, Error> {
         let device = domain.device();
         let alloc_mw = device.ops().alloc_mw.ok_or_else(|| device.lacks("ibv_alloc_mw"))?;
@@ -392,7 +393,7 @@ impl Window {
         Ok(Window { mw: device.object("ibv_alloc_mw", mw)?, domain: domain.clone() })
     }
 
-    /// The key of the window as it was allocated; the low eight bits of each bind are the caller's.
+    /// The key of the window as allocated. In each bind the caller chooses the low eight bits.
     pub fn rkey(&self) -> u32 {
         // SAFETY: the window exists.
         unsafe { (*self.mw.as_ptr()).rkey }
@@ -411,18 +412,18 @@ impl Drop for Window {
     fn drop(&mut self) {
         let device = self.domain.device();
         if let Some(dealloc_mw) = device.ops().dealloc_mw {
-            // SAFETY: it came from `alloc_mw`, and is freed once.
+            // SAFETY: it was returned by `alloc_mw`, and is freed once.
             device.warn("ibv_dealloc_mw", unsafe { dealloc_mw(self.mw.as_ptr()) });
         }
     }
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Address {
     /// The peer.
     pub gid: [u8; 16],
-    /// The row of the port's GID table that is sent from.
+    /// The row of the port's GID table that is the source.
     pub sgid_index: u8,
     /// 20 bits.
     pub flow_label: u32,
@@ -455,7 +456,7 @@ impl Address {
     }
 }
 
-/// The way to a peer, for datagrams.
+/// The path to a peer, for datagrams.
 #[derive(Debug)]
 pub struct AddressHandle {
     ah: NonNull<Ah>,
@@ -466,7 +467,7 @@ pub struct AddressHandle {
 unsafe impl Send for AddressHandle {}
 
 impl AddressHandle {
-    /// Looks for the next hop, if the provider does, which can take seconds.
+    /// Creates an address handle. If the provider resolves the next hop, this can take seconds.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -490,7 +491,7 @@ impl AddressHandle {
 impl Drop for AddressHandle {
     fn drop(&mut self) {
         let device = self.domain.device();
-        // SAFETY: it came from `ibv_create_ah`, and is destroyed once.
+        // SAFETY: it was created by `ibv_create_ah`, and is destroyed once.
         device.warn("ibv_destroy_ah", unsafe { (device.functions().destroy_ah)(self.ah.as_ptr()) });
     }
 }

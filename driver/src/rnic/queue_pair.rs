@@ -13,18 +13,18 @@ use super::memory::{Address, ProtectionDomain};
 use super::work::{Linked, PostRefused, ReceiveRequest, SendRequest, link, post};
 use crate::Error;
 
-/// How a queue pair is created.
+/// The parameters of a new queue pair.
 #[derive(Debug)]
 pub struct QueuePairConfig<'a> {
     /// `enum ibv_qp_type`: 2 is RC, 3 UC, 4 UD.
     pub kind: u32,
-    /// Where sends complete.
+    /// The completion queue of sends.
     pub send_cq: &'a CompletionQueue,
-    /// Where receives complete.
+    /// The completion queue of receives.
     pub recv_cq: &'a CompletionQueue,
-    /// Where receives are taken from.
+    /// The source of receive WRs, if shared.
     pub srq: Option<&'a SharedReceiveQueue>,
-    /// Outstanding sends and receives, pieces of each, bytes inline; at least so many are there.
+    /// The least limits: outstanding sends and receives, SGEs of each, and bytes of inline data.
     pub max_send_wr: u32,
     /// See `max_send_wr`.
     pub max_recv_wr: u32,
@@ -34,11 +34,11 @@ pub struct QueuePairConfig<'a> {
     pub max_recv_sge: u32,
     /// See `max_send_wr`.
     pub max_inline_data: u32,
-    /// Every send completes with a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
 }
 
-/// A queue pair, until it is dropped.
+/// A queue pair. It is destroyed when it is dropped.
 #[derive(Debug)]
 pub struct QueuePair {
     qp: NonNull<Qp>,
@@ -46,14 +46,14 @@ pub struct QueuePair {
     is_datagram: bool,
     _queues: [CompletionQueue; 2],
     _srq: Option<SharedReceiveQueue>,
-    /// The multicast groups that it is in: the kernel destroys none that is in one.
+    /// Its multicast groups: the kernel does not destroy a queue pair that is attached to one.
     groups: Mutex<Vec<[u8; 16]>>,
 }
 
-// SAFETY: libibverbs and its providers may be called by any thread, for any object; the pointer is only given to them.
+// SAFETY: libibverbs and its providers may be called by any thread, for any object. The pointer is only passed to them.
 unsafe impl Send for QueuePair {}
 
-/// What changes of a queue pair; `None` leaves it. Numbers as the verbs have them.
+/// The attributes to modify; `None` leaves one unchanged. The numbers are those of the verbs.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(missing_docs, reason = "the verbs' names")]
 pub struct QueuePairChange {
@@ -74,11 +74,11 @@ pub struct QueuePairChange {
     pub timeout: Option<u8>,
     pub retry_count: Option<u8>,
     pub rnr_retry: Option<u8>,
-    /// An event tells when the send queue is drained.
+    /// Requests an event when the send queue is drained.
     pub sqd_event: bool,
 }
 
-/// Each attribute: its name here, in `struct ibv_qp_attr`, and its bit.
+/// Each attribute: its name here, its name in `struct ibv_qp_attr`, and its bit.
 macro_rules! attributes {
     ($each:ident) => {
         $each! {
@@ -138,7 +138,7 @@ impl QueuePairChange {
     }
 }
 
-/// What is told of a queue pair. Numbers as the verbs have them.
+/// The queried attributes of a queue pair. The numbers are those of the verbs.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the verbs' names")]
 pub struct QueuePairState {
@@ -162,11 +162,11 @@ pub struct QueuePairState {
 
 /// `IBV_QPT_UD`
 const UD: u32 = 4;
-/// `IBV_QPT_RC`, `IBV_QPT_UC` and that.
+/// `IBV_QPT_RC`, `IBV_QPT_UC`, `IBV_QPT_UD`
 const KINDS: [u32; 3] = [2, 3, UD];
 
 impl QueuePair {
-    /// In a protection domain. Its queues are of the same [`Device`].
+    /// Creates a queue pair in a protection domain. Its queues must be of the same [`Device`].
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -175,12 +175,12 @@ impl QueuePair {
         let others = [config.send_cq.device(), config.recv_cq.device()];
         let srq_device = config.srq.map(|srq| srq.0.domain.device());
         if others.into_iter().chain(srq_device).any(|other| other.context() != device.context()) {
-            // The provider and the kernel would take them for others of their own.
+            // The provider and the kernel would use other objects with the same numbers.
             let source = io::Error::other("its queues are of another device that is open");
             return Err(device.error("ibv_create_qp", source));
         }
         if !KINDS.contains(&config.kind) {
-            // Others have fields of work requests that are not written here.
+            // Other types need fields of work requests that are not written here.
             return Err(device.error("ibv_create_qp", io::Error::from_raw_os_error(libc::EINVAL)));
         }
         let mut attributes = QpInitAttr {
@@ -198,7 +198,7 @@ impl QueuePair {
             qp_type: config.kind,
             sq_sig_all: config.signal_all.into(),
         };
-        // SAFETY: protection domain and queues exist, and the attributes have the size that the ABI fixes.
+        // SAFETY: protection domain and queues exist, and the attributes have the size that the ABI defines.
         let qp = unsafe { (device.functions().create_qp)(domain.as_ptr(), &mut attributes) };
         Ok(QueuePair {
             qp: device.object("ibv_create_qp", qp).map_err(|error| error.remedied(|_| wanted(config)))?,
@@ -216,7 +216,7 @@ impl QueuePair {
         unsafe { (*self.qp.as_ptr()).qp_num }
     }
 
-    /// What names it in asynchronous events.
+    /// Its identifier in asynchronous events.
     pub fn id(&self) -> u64 {
         self.qp.as_ptr().addr() as u64
     }
@@ -225,27 +225,27 @@ impl QueuePair {
         self.domain.device()
     }
 
-    /// Moves or changes it. The kernel may look for the next hop of a new address, which can take seconds.
+    /// Modifies it. The kernel may resolve the next hop of a new address, which can take seconds.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn modify(&self, change: &QueuePairChange) -> Result<(), Error> {
         let (mut raw, mask) = change.raw();
-        // SAFETY: the queue pair exists, and the attributes have the size that the ABI fixes.
+        // SAFETY: the queue pair exists, and the attributes have the size that the ABI defines.
         let returned = unsafe { (self.device().functions().modify_qp)(self.qp.as_ptr(), &mut raw, mask) };
         self.device().check("ibv_modify_qp", returned)
     }
 
-    /// What it is like now.
+    /// Queries its attributes.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn query(&self) -> Result<QueuePairState, Error> {
         let mut raw = QpAttr::default();
-        // SAFETY: all bytes zero are a value of it: numbers, and null pointers.
+        // SAFETY: it consists of numbers and pointers, so all bytes zero are valid.
         let mut init: QpInitAttr = unsafe { zeroed() };
         let query = self.device().functions().query_qp;
-        // SAFETY: the queue pair exists, and both have the sizes that the ABI fixes.
+        // SAFETY: the queue pair exists, and both structures have the sizes that the ABI defines.
         let returned = unsafe { query(self.qp.as_ptr(), &mut raw, mask::ALL, &mut init) };
         self.device().check("ibv_query_qp", returned)?;
         Ok(QueuePairState {
@@ -280,7 +280,7 @@ impl QueuePair {
     /// Posts send work requests as one list.
     ///
     /// # Errors
-    /// At the first that the provider refuses.
+    /// At the first work request that the provider refuses.
     #[inline(always)]
     pub fn post_sends(&self, requests: &mut [SendRequest<'_>]) -> Result<(), PostRefused> {
         let (device, call) = (self.device(), "ibv_post_send");
@@ -294,26 +294,26 @@ impl QueuePair {
         }
         if self.is_datagram || named != 0 {
             self.check(call, requests)?;
-            // Pointers from before the requests were read are not to be written through.
+            // The requests were borrowed since, so earlier pointers must not be used for writing.
             first = link(requests);
         }
-        // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is
-        // registered memory, or no memory that the card finds a key for; inline data, address handles, windows and regions live as long as the
+        // SAFETY: the queue pair and the list exist. A datagram has a destination. The SGEs name registered memory, or
+        // memory for which the card finds no key. Inline data, address handles, windows and regions outlive the
         // requests, and inline data is read before the call ends.
         post::<SendRequest<'_>>(device, call, first, count, |bad| unsafe {
             function(self.qp.as_ptr(), first, bad)
         })
     }
 
-    /// That there is nothing wrong with what the requests name: a provider would not find it.
+    /// Checks the objects named in the requests, because a provider does not.
     fn check(&self, call: &'static str, requests: &[SendRequest<'_>]) -> Result<(), PostRefused> {
         let context = self.device().context().cast_const();
         for (at, request) in requests.iter().enumerate() {
             let wrong = if self.is_datagram && !request.has_target() {
-                // It would take the destination from where other operations have something else.
+                // The provider would read the destination from the fields of another operation.
                 "has no destination, which each send of a datagram queue pair has"
             } else if !request.named_of.is_null() && request.named_of != context {
-                // It would take what another device has for its own.
+                // The provider would use another device's object as its own.
                 "names an address handle, a window or a region of another device"
             } else {
                 continue;
@@ -324,7 +324,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts receives as one list.
+    /// Posts receive WRs as one list.
     ///
     /// # Errors
     /// At the first that the provider refuses.
@@ -341,13 +341,13 @@ impl QueuePair {
         })
     }
 
-    /// Joins a multicast group, until it leaves it or is dropped.
+    /// Attaches it to a multicast group, until it is detached or dropped.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn attach(&self, group: &[u8; 16]) -> Result<(), Error> {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the queue pair exists, and the GID is one.
+        // SAFETY: the queue pair exists, and the GID is valid.
         let returned = unsafe { (self.device().functions().attach_mcast)(self.qp.as_ptr(), group, 0) };
         self.device().check("ibv_attach_mcast", returned)?;
         if !groups.contains(group) {
@@ -356,7 +356,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Leaves it.
+    /// Detaches it.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -368,7 +368,7 @@ impl QueuePair {
     }
 
     fn leave(&self, group: &[u8; 16]) -> c_int {
-        // SAFETY: the queue pair exists, and the GID is one.
+        // SAFETY: the queue pair exists, and the GID is valid.
         unsafe { (self.device().functions().detach_mcast)(self.qp.as_ptr(), group, 0) }
     }
 }
@@ -379,12 +379,12 @@ impl Drop for QueuePair {
         for group in &*self.groups.lock().unwrap_or_else(PoisonError::into_inner) {
             device.warn("ibv_detach_mcast", self.leave(group));
         }
-        // SAFETY: it came from `ibv_create_qp`, its events are acknowledged, and it is destroyed once.
+        // SAFETY: it was created by `ibv_create_qp`, its events are acknowledged, and it is destroyed once.
         device.warn("ibv_destroy_qp", unsafe { (device.functions().destroy_qp)(self.qp.as_ptr()) });
     }
 }
 
-/// What a refused queue pair was to have.
+/// The requested limits of a refused queue pair.
 fn wanted(config: &QueuePairConfig<'_>) -> String {
     format!(
         "asked for {} sends of {} pieces and {} bytes inline, and {} receives of {} pieces; the card has less of one",
@@ -396,7 +396,7 @@ fn wanted(config: &QueuePairConfig<'_>) -> String {
     )
 }
 
-/// A shared receive queue. Clones are the same one; it goes with the last of them and of the queue pairs that take from it.
+/// A shared receive queue. Clones share it. It is destroyed with the last clone and the last queue pair that uses it.
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueue(Arc<Receives>);
 
@@ -412,7 +412,7 @@ unsafe impl Send for Receives {}
 unsafe impl Sync for Receives {}
 
 impl SharedReceiveQueue {
-    /// For at least so many receives of so many pieces.
+    /// Creates a queue for at least `max_wr` receive WRs of `max_sge` SGEs.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -420,13 +420,13 @@ impl SharedReceiveQueue {
         let device = domain.device();
         let attr = SrqAttr { max_wr, max_sge, srq_limit: 0 };
         let mut attributes = SrqInitAttr { srq_context: null_mut(), attr };
-        // SAFETY: the protection domain exists, and the attributes have the size that the ABI fixes.
+        // SAFETY: the protection domain exists, and the attributes have the size that the ABI defines.
         let srq = unsafe { (device.functions().create_srq)(domain.as_ptr(), &mut attributes) };
         let srq = device.object("ibv_create_srq", srq)?;
         Ok(SharedReceiveQueue(Arc::new(Receives { srq, domain: domain.clone() })))
     }
 
-    /// What names it in asynchronous events.
+    /// Its identifier in asynchronous events.
     pub fn id(&self) -> u64 {
         self.as_ptr().addr() as u64
     }
@@ -435,31 +435,31 @@ impl SharedReceiveQueue {
         self.0.srq.as_ptr()
     }
 
-    /// An event tells when fewer receives than `limit` are left; 0 turns it off.
+    /// Requests an event when fewer than `limit` receive WRs are left; 0 disables it.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         let device = self.0.domain.device();
         let mut attributes = SrqAttr { srq_limit: limit, ..SrqAttr::default() };
-        // SAFETY: the queue exists, and the attributes have the size that the ABI fixes.
+        // SAFETY: the queue exists, and the attributes have the size that the ABI defines.
         let returned = unsafe { (device.functions().modify_srq)(self.as_ptr(), &mut attributes, SRQ_LIMIT) };
         device.check("ibv_modify_srq", returned)
     }
 
-    /// The limit that is set.
+    /// The current limit.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn limit(&self) -> Result<u32, Error> {
         let device = self.0.domain.device();
         let mut attributes = SrqAttr::default();
-        // SAFETY: the queue exists, and the attributes have the size that the ABI fixes.
+        // SAFETY: the queue exists, and the attributes have the size that the ABI defines.
         let returned = unsafe { (device.functions().query_srq)(self.as_ptr(), &mut attributes) };
         device.check("ibv_query_srq", returned).map(|()| attributes.srq_limit)
     }
 
-    /// Posts receives as one list.
+    /// Posts receive WRs as one list.
     ///
     /// # Errors
     /// At the first that the provider refuses.
@@ -480,8 +480,8 @@ impl SharedReceiveQueue {
 impl Drop for Receives {
     fn drop(&mut self) {
         let device = self.domain.device();
-        // SAFETY: it came from `ibv_create_srq`, its queue pairs are gone, its events are acknowledged, and it is destroyed
-        // once.
+        // SAFETY: it was created by `ibv_create_srq`, its queue pairs were destroyed, its events are acknowledged, and
+        // it is destroyed once.
         let returned: c_int = unsafe { (device.functions().destroy_srq)(self.srq.as_ptr()) };
         device.warn("ibv_destroy_srq", returned);
     }

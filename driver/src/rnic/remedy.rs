@@ -1,20 +1,20 @@
-//! What can be done where the kernel, or libibverbs, refuses. It is looked for after the refusal, and is in the error's text.
+//! Remedies for refusals by the kernel or libibverbs. They are determined after a refusal, and are in the error's text.
 
 use std::error::Error as _;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::Path;
 
-/// The kernel's devices: directories of their names.
+/// The kernel's devices: directories named after them.
 const KERNEL: &str = "/sys/class/infiniband";
-/// What it has for programs: directories of their names, with the device's in the file `ibdev`.
+/// The interfaces for programs: directories named after them, with the device's name in the file `ibdev`.
 const VERBS: &str = "/sys/class/infiniband_verbs";
-/// Where those are opened.
+/// The directory of their device files.
 const NODES: &str = "/dev/infiniband";
-/// Devices of the kernel that are looked at.
+/// The most kernel devices that are checked.
 const DEVICES_MAX: usize = 256;
 
-/// Why a library was not loaded: the loader's own words, and which packages have it.
+/// Why a library was not loaded: the loader's message, and the packages that contain it.
 pub(super) fn of_library(error: &libloading::Error, packages: &str) -> String {
     let loader = error.source().map_or_else(|| error.to_string(), ToString::to_string);
     format!("{loader}; it comes with rdma-core 33 or later (Debian: {packages})")
@@ -31,12 +31,12 @@ pub(super) fn of_open(device: &str) -> String {
     node.map(|node| of_node(&format!("{NODES}/{node}"), "ib_uverbs")).unwrap_or_default()
 }
 
-/// Why there is no channel of rdma_cm.
+/// Why there is no rdma_cm channel.
 pub(super) fn of_rdma_cm() -> String {
     of_node(&format!("{NODES}/rdma_cm"), "rdma_ucm")
 }
 
-/// Empty if this process may use it.
+/// Empty if this process may use the file.
 fn of_node(node: &str, module: &str) -> String {
     match OpenOptions::new().read(true).write(true).open(node) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -72,7 +72,7 @@ pub(super) fn of_dma_buf(bytes: usize, gpu: &str, error: &io::Error) -> String {
     }
 }
 
-/// Bytes; `None` for no limit.
+/// The limit in bytes; `None` if unlimited.
 fn locked_memory() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
@@ -86,27 +86,27 @@ pub(super) fn unlisted(listed: &[String]) -> Vec<String> {
     names
 }
 
-/// Whether the kernel has a device of that name.
+/// Whether the kernel has a device of this name.
 pub(crate) fn is_device(name: &str) -> bool {
     Path::new(KERNEL).join(name).exists()
 }
 
-/// The names of the devices of rdma_rxe, each with its network interface. Others have no socket of the kernel's.
+/// The names of rdma_rxe devices, each with its network interface. Other devices have no socket in the kernel.
 fn soft_devices() -> impl Iterator<Item = (String, String)> {
     let names = fs::read_dir(KERNEL).into_iter().flatten().flatten().take(DEVICES_MAX);
     names.filter_map(|entry| {
-        // Only soft devices have this file.
+        // Only software devices have this file.
         let interface = fs::read_to_string(entry.path().join("parent")).ok()?;
         Some((entry.file_name().into_string().ok()?, interface.trim_end().to_owned()))
     })
 }
 
-/// Whether there is a device of rdma_rxe.
+/// Whether there is an rdma_rxe device.
 pub(crate) fn has_rxe() -> bool {
     soft_devices().next().is_some()
 }
 
-/// The device of rdma_rxe on that network interface, if it has one.
+/// The rdma_rxe device on this network interface, if any.
 #[cfg(feature = "af_xdp")]
 pub(crate) fn rxe_on(interface: &str) -> Option<String> {
     soft_devices().find(|(_, parent)| parent == interface).map(|(name, _)| name)

@@ -18,29 +18,29 @@ use super::functions::functions;
 use super::remedy;
 use crate::Error;
 
-/// The library by the name that its ABI has kept since 2006. The loader finds it where it finds others
-/// (`LD_LIBRARY_PATH`, /etc/ld.so.conf).
+/// The library's name, which its ABI has kept since 2006. The loader searches its usual paths (`LD_LIBRARY_PATH`,
+/// /etc/ld.so.conf).
 const NAME: &str = "libibverbs.so.1";
 
-/// What a library tells is believed up to here.
+/// The limit for a device list of the library.
 const DEVICES_MAX: usize = 1024;
 /// Bytes of a name (IBV_SYSFS_NAME_MAX).
 const NAME_MAX: usize = 64;
 
-/// libibverbs, loaded.
+/// The loaded libibverbs.
 #[derive(Clone, Debug)]
 pub struct Verbs(Arc<Loaded>);
 
-/// The library, as long as anything of it is there.
+/// The library, kept as long as any of its objects exists.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) functions: Functions,
-    /// The functions are in it.
+    /// Contains the functions.
     _library: Library,
 }
 
 functions! {
-    /// Those of libibverbs.
+    /// The functions of libibverbs.
     "rdma-core 33";
     get_device_list, "ibv_get_device_list": fn(*mut c_int) -> *mut *mut RawDevice;
     free_device_list, "ibv_free_device_list": fn(*mut *mut RawDevice);
@@ -83,20 +83,20 @@ impl Verbs {
     /// Loads the library.
     ///
     /// # Errors
-    /// [`Error::NoVerbs`]: there is none, or it is older than rdma-core 33, which has all that is called.
+    /// [`Error::NoVerbs`] if it is absent, or older than rdma-core 33, the first with all functions that are called.
     pub fn load() -> Result<Verbs, Error> {
         Verbs::load_from(NAME)
     }
 
-    /// Loads a library by its path, in place of the system's.
+    /// Loads a library by its path instead of the system's.
     ///
     /// # Errors
     /// As [`load`](Verbs::load).
     pub fn load_from(path: impl AsRef<OsStr>) -> Result<Verbs, Error> {
         let path = path.as_ref();
         let no_verbs = |reason: String| Error::NoVerbs { library: path.display().to_string(), reason };
-        // SAFETY: libibverbs has no constructors with conditions, and none of its destructors runs before `Loaded` is dropped,
-        // after everything that was opened by it.
+        // SAFETY: the constructors of libibverbs have no preconditions. Its destructors do not run before `Loaded` is
+        // dropped, after all objects opened by it.
         let library = unsafe { Library::new(path) }.map_err(|error| {
             no_verbs(remedy::of_library(&error, "libibverbs1, and ibverbs-providers for the card"))
         })?;
@@ -104,7 +104,7 @@ impl Verbs {
         Ok(Verbs(Arc::new(Loaded { functions, _library: library })))
     }
 
-    /// The devices that there are, and what each says of itself; none is no error.
+    /// The devices, each with its attributes. No devices is not an error.
     ///
     /// # Errors
     /// [`Error::Verbs`] if they can't be listed.
@@ -120,10 +120,10 @@ impl Verbs {
         Ok(list.devices().iter().map(rnic).collect())
     }
 
-    /// Opens the device of that name.
+    /// Opens the device of this name.
     ///
     /// # Errors
-    /// [`Error::NoRnic`] if there is none, with those that there are; [`Error::Verbs`].
+    /// [`Error::NoRnic`] if it does not exist, with the names of existing devices; [`Error::Verbs`].
     pub fn open(&self, name: &str) -> Result<Device, Error> {
         let list = List::new(&self.0.functions)?;
         let devices = list.as_ref().map(List::devices).unwrap_or_default();
@@ -149,29 +149,29 @@ pub(super) fn name(functions: &Functions, device: NonNull<RawDevice>) -> String 
     if name.is_null() {
         return String::new();
     }
-    // SAFETY: the name is an array of IBV_SYSFS_NAME_MAX bytes in the device, which ends with a zero; no more of it is read,
-    // should there be none.
+    // SAFETY: the name is an array of IBV_SYSFS_NAME_MAX bytes in the device, terminated by a zero. No more is read if
+    // the zero is missing.
     let len = unsafe { libc::strnlen(name, NAME_MAX) };
-    // SAFETY: as above; that many bytes were just read.
+    // SAFETY: as above. This many bytes were just read.
     String::from_utf8_lossy(unsafe { slice::from_raw_parts(name.cast(), len) }).into_owned()
 }
 
-/// A list of devices, until it is dropped.
+/// A list of devices. It is freed when it is dropped.
 struct List<'a> {
     functions: &'a Functions,
     list: NonNull<*mut RawDevice>,
 }
 
 impl<'a> List<'a> {
-    /// `None` if there are none: then the library may have no list either.
+    /// Returns `None` if there are no devices: then the library may have no list either.
     fn new(functions: &'a Functions) -> Result<Option<List<'a>>, Error> {
         let mut count = 0;
-        // SAFETY: it writes the number of devices and no more.
+        // SAFETY: it only writes the number of devices.
         let list = unsafe { (functions.get_device_list)(&mut count) };
         match NonNull::new(list) {
             Some(list) => Ok(Some(List { functions, list })),
             None => match io::Error::last_os_error() {
-                // A kernel without RDMA.
+                // The kernel has no RDMA.
                 error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(None),
                 source => Err(Error::Verbs {
                     call: "ibv_get_device_list",
@@ -183,9 +183,9 @@ impl<'a> List<'a> {
         }
     }
 
-    /// The list ends with a null pointer. The number that was told beside it is not needed.
+    /// The devices up to the null pointer that ends the list. The returned number is not needed.
     fn devices(&self) -> Vec<NonNull<RawDevice>> {
-        // SAFETY: places before the null pointer are in the list, and that place too.
+        // SAFETY: all positions up to that of the null pointer are in the list.
         let at = |place: usize| NonNull::new(unsafe { *self.list.as_ptr().add(place) });
         (0..DEVICES_MAX).map_while(at).collect()
     }
@@ -193,7 +193,7 @@ impl<'a> List<'a> {
 
 impl Drop for List<'_> {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_get_device_list`, and is freed once. Devices that were opened stay.
+        // SAFETY: it was returned by `ibv_get_device_list`, and is freed once. Open devices remain valid.
         unsafe { (self.functions.free_device_list)(self.list.as_ptr()) };
     }
 }

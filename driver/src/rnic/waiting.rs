@@ -10,7 +10,7 @@ use super::device::Device;
 use crate::waker::Doorbell;
 use crate::{Armed, Error};
 
-/// What the owner of a device waits for: the events of a completion channel, asynchronous events, and other threads.
+/// The wake-up sources of a device's owner: the events of a completion channel, asynchronous events, and other threads.
 #[derive(Debug)]
 pub struct Waiting {
     doorbell: Doorbell,
@@ -20,7 +20,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// For a channel of a device.
+    /// Waits for a channel of a device.
     ///
     /// # Errors
     /// [`Error::Verbs`], [`Error::Os`].
@@ -32,7 +32,7 @@ impl Waiting {
         Ok(waiting)
     }
 
-    /// For the events of connections too.
+    /// Waits for the events of connections too.
     ///
     /// # Errors
     /// [`Error::Verbs`], [`Error::Os`].
@@ -42,7 +42,7 @@ impl Waiting {
         Ok(())
     }
 
-    /// Readies it for a wait from outside.
+    /// Prepares a wait by the caller on a descriptor.
     ///
     /// # Errors
     /// [`Error::Verbs`], [`Error::Os`].
@@ -53,12 +53,12 @@ impl Waiting {
         Ok(Armed { fd: Some(std::os::fd::AsFd::as_fd(&*doorbell)), longest: Duration::MAX })
     }
 
-    /// Ends what [`arm`](Waiting::arm) has begun.
+    /// Ends the wait that [`arm`](Waiting::arm) prepared.
     pub fn disarm(&mut self) {
         self.doorbell.disarm();
     }
 
-    /// Blocks until there is an event, the [`waker`](Waiting::waker) is used, or `timeout` has passed.
+    /// Blocks until there is an event, the [`waker`](Waiting::waker) is called, or `timeout` has passed.
     ///
     /// # Errors
     /// [`Error::Verbs`], [`Error::Os`].
@@ -68,7 +68,7 @@ impl Waiting {
         doorbell.wait_with(descriptors.into_iter(), timeout).map_err(|source| os(device, source))
     }
 
-    /// What another thread ends a wait with.
+    /// Lets another thread end a wait.
     pub fn waker(&self) -> Waker {
         self.doorbell.waker()
     }

@@ -1,4 +1,4 @@
-//! Work requests: what is posted to queue pairs and shared receive queues.
+//! Work requests for queue pairs and shared receive queues.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use super::device::Device;
 use super::memory::{AddressHandle, Region, Window};
 use crate::Error;
 
-/// Registered memory, by [`Region::piece`]: `struct ibv_sge`.
+/// A range of registered memory, from [`Region::piece`]: `struct ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
@@ -21,20 +21,20 @@ pub struct Piece {
     pub(super) lkey: u32,
 }
 
-/// The address of a piece that its region does not have: a provider that copies before it has looked at the key would put
-/// there what comes, no more than a completion brings along.
+/// The address of a range outside its region. A provider that copies before it checks the key would write received data
+/// here, at most as much as a completion contains.
 static NOWHERE: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
 
 impl Piece {
-    /// Of any address and key.
+    /// With any address and key.
     ///
     /// # Safety
-    /// The bytes are memory that a provider may write: some copy there what came with a completion.
+    /// A provider must be allowed to write the bytes: some copy data from a completion there.
     pub const unsafe fn new(addr: u64, length: u32, lkey: u32) -> Piece {
         Piece { addr, length, lkey }
     }
 
-    /// The address of one that its region does not have.
+    /// The address of a range outside its region.
     #[cold]
     #[inline(never)]
     pub(super) fn nowhere() -> u64 {
@@ -42,7 +42,7 @@ impl Piece {
     }
 }
 
-/// An address in a peer's memory, and its key.
+/// An address in a peer's memory, with its key.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
     /// The address.
@@ -54,7 +54,7 @@ pub struct Remote {
 /// A datagram's destination.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// The way there.
+    /// The path to it.
     pub ah: &'a AddressHandle,
     /// The queue pair.
     pub qpn: u32,
@@ -62,24 +62,24 @@ pub struct Target<'a> {
     pub qkey: u32,
 }
 
-/// A bind of a window.
+/// Parameters of a bind.
 #[derive(Clone, Copy, Debug)]
 pub struct Bind<'a> {
     /// The window.
     pub window: &'a Window,
-    /// Its key from then on: that of the window but for the low eight bits.
+    /// Its new key: only the low eight bits may differ from the window's key.
     pub rkey: u32,
     /// The region.
     pub region: &'a Region,
     /// The first byte.
     pub addr: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// Of [`access`](super::access).
+    /// Bits of [`access`](super::access).
     pub access: u32,
 }
 
-/// What a send work request does.
+/// The operation of a send work request.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the verbs' names")]
 pub enum SendOperation<'a> {
@@ -106,13 +106,13 @@ pub enum SendData<'a> {
     Inline(&'a [u8]),
 }
 
-/// Work for a send queue, as the provider takes it: `struct ibv_send_wr`.
+/// A work request for a send queue, in the provider's format: `struct ibv_send_wr`.
 #[repr(C)]
 pub struct SendRequest<'a> {
     raw: SendWr,
-    /// The piece of data that is inline.
+    /// The SGE of inline data.
     inline: MaybeUninit<Piece>,
-    /// The device of the address handle, or of the window and the region, that it names; null if it names none.
+    /// The device of the address handle, or of the window and the region, in the request; null without these.
     pub(super) named_of: *const Context,
     named: PhantomData<&'a ()>,
 }
@@ -128,8 +128,8 @@ impl<'a> SendRequest<'a> {
     /// `IBV_SEND_SOLICITED`
     pub const SOLICITED: u32 = 4;
 
-    /// A SEND of nothing, to be changed. What only other operations have is not initialised: it is written with them, and the
-    /// link when it is posted.
+    /// A SEND without data, to be modified. The fields of other operations are uninitialised: they are written with the
+    /// operation, and the link when the request is posted.
     #[inline(always)]
     pub fn empty() -> SendRequest<'a> {
         SendRequest {
@@ -156,7 +156,7 @@ impl<'a> SendRequest<'a> {
         !self.named_of.is_null() && matches!(self.raw.opcode, SEND | SEND_WITH_IMM)
     }
 
-    /// `wr_id` comes back in the completion; `flags` are [`FENCE`](SendRequest::FENCE),
+    /// `wr_id` is returned in the completion; `flags` are [`FENCE`](SendRequest::FENCE),
     /// [`SIGNALED`](SendRequest::SIGNALED), [`SOLICITED`](SendRequest::SOLICITED).
     #[inline(always)]
     pub fn new(wr_id: u64, operation: SendOperation<'a>, data: SendData<'a>, flags: u32) -> SendRequest<'a> {
@@ -166,7 +166,7 @@ impl<'a> SendRequest<'a> {
         request
     }
 
-    /// The local memory, what comes back in the completion, and the flags beside that of inline data.
+    /// Sets the local memory, the identifier returned in the completion, and the flags except that of inline data.
     #[inline(always)]
     pub fn set_data(&mut self, wr_id: u64, data: SendData<'a>, flags: u32) {
         self.raw.wr_id = wr_id;
@@ -185,7 +185,7 @@ impl<'a> SendRequest<'a> {
         }
     }
 
-    /// What is done. In a caller that knows the operation it is a few stores.
+    /// Sets the operation. In a caller that knows the operation this is a few stores.
     #[inline(always)]
     pub fn set_operation(&mut self, operation: SendOperation<'a>) {
         self.named_of = match operation {
@@ -261,7 +261,7 @@ impl<'a> SendRequest<'a> {
     }
 }
 
-/// `IBV_WR_SEND`, `IBV_WR_SEND_WITH_IMM`; the others are where they are used.
+/// `IBV_WR_SEND`, `IBV_WR_SEND_WITH_IMM`; the others are written where they are used.
 const SEND: u32 = 2;
 const SEND_WITH_IMM: u32 = 3;
 
@@ -277,7 +277,7 @@ impl fmt::Debug for SendRequest<'_> {
     }
 }
 
-/// A buffer for an incoming message, as the provider takes it: `struct ibv_recv_wr`.
+/// A receive WR, in the provider's format: `struct ibv_recv_wr`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ReceiveRequest<'a> {
@@ -286,7 +286,7 @@ pub struct ReceiveRequest<'a> {
 }
 
 impl<'a> ReceiveRequest<'a> {
-    /// `wr_id` comes back in the completion; the pieces are filled in order.
+    /// `wr_id` is returned in the completion. The SGEs are filled in order.
     #[inline]
     pub const fn new(wr_id: u64, pieces: &'a [Piece]) -> ReceiveRequest<'a> {
         let (sg_list, num_sge) = (pieces.as_ptr().cast_mut(), pieces.len() as c_int);
@@ -294,7 +294,7 @@ impl<'a> ReceiveRequest<'a> {
         ReceiveRequest { raw: RecvWr { wr_id, next, sg_list, num_sge }, named: PhantomData }
     }
 
-    /// What comes back in the completion.
+    /// The identifier returned in the completion.
     pub fn wr_id(&self) -> u64 {
         self.raw.wr_id
     }
@@ -303,17 +303,17 @@ impl<'a> ReceiveRequest<'a> {
 /// A list of work requests of which one was refused.
 #[derive(Debug)]
 pub struct PostRefused {
-    /// How many were posted.
+    /// The number of posted requests.
     pub posted: usize,
-    /// Why the next one was not.
+    /// The reason for refusing the next one.
     pub error: Error,
 }
 
-/// What a provider takes a list of.
+/// A request in a provider's list.
 pub(super) trait Linked {
     type Raw;
 
-    /// Lets `next` follow, and gives itself.
+    /// Appends `next` to it and returns a pointer to it.
     fn link(&mut self, next: *mut Self::Raw) -> *mut Self::Raw;
 }
 
@@ -340,13 +340,13 @@ impl Linked for ReceiveRequest<'_> {
     }
 }
 
-/// Makes a list of work requests. Returns its first.
+/// Links work requests to a list. Returns the first one.
 #[inline(always)]
 pub(super) fn link<Request: Linked>(requests: &mut [Request]) -> *mut Request::Raw {
     requests.iter_mut().rev().fold(null_mut(), |next, request| request.link(next))
 }
 
-/// Posts a list of `count` work requests, which starts with `first`, by a function of the provider's.
+/// Posts a list of `count` work requests, which begins with `first`, by a function of the provider.
 #[inline(always)]
 pub(super) fn post<Request: Linked>(
     device: &Device,
@@ -363,7 +363,7 @@ pub(super) fn post<Request: Linked>(
         0 => Ok(()),
         returned => {
             let place = bad.addr().wrapping_sub(first.addr()) / size_of::<Request>();
-            // Where the provider names none of them, none is posted, as far as can be told.
+            // If the provider names none of them, none is assumed to be posted.
             let posted = if place < count { place } else { 0 };
             Err(refused(device, call, posted, returned))
         }

@@ -1,4 +1,4 @@
-//! The memory of a ring: how it is made, checked, mapped and handed over.
+//! The memory of a ring: creating, checking, mapping and passing it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of};
@@ -16,14 +16,14 @@ use crate::sealed::{SealedError, SealedMemory};
 
 pub(super) const READY: u64 = 0x52_49_4e_47;
 pub(super) const TAKEN: u64 = 1 << 31;
-/// Of the memory; slots begin at a page.
+/// Bytes of the header. The slots begin at the next page.
 pub(super) const HEADER: usize = 4096;
 const LARGEST: u64 = 1 << 20;
-/// All of it: whoever opens a ring may have to pay for the memory.
+/// The limit for the whole memory, which may be accounted to the process that opens the ring.
 const LARGEST_WHOLE: usize = 1 << 30;
 
-/// What stands at the start of the memory. The indices are in cache lines of their own, two apart: the prefetcher
-/// fetches pairs.
+/// The header of the memory. The indices are in separate cache lines, two lines apart because the prefetcher fetches
+/// pairs.
 #[repr(C)]
 pub(super) struct Header {
     pub(super) state: u64,
@@ -54,7 +54,7 @@ impl Geometry {
         Err(RingError::Size { slots, length })
     }
 
-    /// From slot to slot: whole cache lines.
+    /// The distance between slots: a whole number of cache lines.
     fn stride(self) -> usize {
         (self.length as usize).next_multiple_of(64)
     }
@@ -64,13 +64,13 @@ impl Geometry {
     }
 }
 
-/// Header and slots. Another process has them too, and may write any of it at any time.
+/// Header and slots. Another process has mapped them too, and may write any part at any time.
 #[derive(Debug)]
 pub(super) struct Ring {
     memory: SealedMemory,
-    /// By which it is passed on.
+    /// The descriptor by which it is passed.
     file: OwnedFd,
-    /// As it was checked when the ring was opened; never read again.
+    /// Checked when the ring was opened, and never read again.
     geometry: Geometry,
 }
 
@@ -111,13 +111,13 @@ impl Ring {
         self.memory.word(offset_of!(Header, state))
     }
 
-    /// How many slots have been released.
+    /// The number of slots released so far.
     #[inline]
     pub(super) fn head(&self) -> &AtomicU64 {
         self.memory.word(offset_of!(Header, head))
     }
 
-    /// How many slots have been published.
+    /// The number of slots published so far.
     #[inline]
     pub(super) fn tail(&self) -> &AtomicU64 {
         self.memory.word(offset_of!(Header, tail))
@@ -127,17 +127,17 @@ impl Ring {
         self.geometry.slots
     }
 
-    /// Copies into the slot whose turn is `index`.
+    /// Copies into the slot with the running number `index`.
     pub(super) fn copy_in(&self, index: u64, offset: usize, from: &[u8]) {
         self.memory.copy_in(self.place(index, offset, from.len()), from);
     }
 
-    /// Copies out of the slot whose turn is `index`.
+    /// Copies out of the slot with the running number `index`.
     pub(super) fn copy_out(&self, index: u64, offset: usize, to: &mut [u8]) {
         self.memory.copy_out(self.place(index, offset, to.len()), to);
     }
 
-    /// Where these bytes of the slot are.
+    /// The position of these bytes of the slot.
     fn place(&self, index: u64, offset: usize, count: usize) -> usize {
         let Geometry { slots, length } = self.geometry;
         let fits = offset.checked_add(count).is_some_and(|end| end as u64 <= length);
@@ -160,7 +160,7 @@ impl From<SealedError> for RingError {
     }
 }
 
-/// One byte goes along: a stream delivers no descriptor without.
+/// Sent along with a descriptor: a stream delivers none without data.
 const BYTE: [u8; 1] = *b"R";
 
 pub(super) fn send(stream: &UnixStream, memory: BorrowedFd<'_>) -> Result<(), RingError> {
@@ -192,7 +192,7 @@ pub(super) fn receive(stream: &UnixStream) -> Result<OwnedFd, RingError> {
     rights.ok_or_else(|| none(if message.bytes == 0 { "the other end is gone" } else { "none came" }))
 }
 
-/// What `map_err` takes.
+/// An argument for `map_err`.
 fn os<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> RingError {
     move |source| RingError::Os { what, source: source.into() }
 }

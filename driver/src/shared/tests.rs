@@ -29,7 +29,7 @@ fn filled(slot: &FullSlot<'_>, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_goes_in_comes_out_in_order() {
+fn slots_are_received_in_order() {
     let (mut producer, mut consumer) = pair(8, 100);
     let sender = std::thread::spawn(move || {
         let mut sent = 0u8;
@@ -56,7 +56,7 @@ fn what_goes_in_comes_out_in_order() {
 }
 
 #[test]
-fn a_full_ring_takes_nothing_and_an_empty_one_gives_nothing() {
+fn a_full_ring_refuses_and_an_empty_one_returns_nothing() {
     let (mut producer, mut consumer) = pair(4, 1);
     assert_eq!(consumer.pop(9, |_| ()).unwrap(), 0);
     assert_eq!((producer.push(9, |_| ()).unwrap(), producer.push(1, |_| ()).unwrap()), (4, 0));
@@ -64,7 +64,7 @@ fn a_full_ring_takes_nothing_and_an_empty_one_gives_nothing() {
 }
 
 #[test]
-fn goes_to_another_process_through_a_socket() {
+fn a_ring_is_passed_through_a_socket() {
     let mut producer = Producer::create(4, 8).unwrap();
     let (here, there) = UnixStream::pair().unwrap();
     producer.send(&here).unwrap();
@@ -72,7 +72,7 @@ fn goes_to_another_process_through_a_socket() {
     producer.push(1, |mut slot| slot.write(0, b"hello   ")).unwrap();
     consumer.pop(1, |slot| assert_eq!(filled(&slot, 8), b"hello   ")).unwrap();
 
-    // A byte alone, and nobody there any more.
+    // A byte without a descriptor, and a closed stream.
     io::Write::write_all(&mut &here, b"R").unwrap();
     let error = Consumer::receive(&there).unwrap_err().to_string();
     assert_eq!(error, "receiving a descriptor: none came");
@@ -82,7 +82,7 @@ fn goes_to_another_process_through_a_socket() {
 }
 
 #[test]
-fn refuses_second_consumers_and_sizes_that_are_none() {
+fn second_consumers_and_invalid_sizes_are_refused() {
     let producer = Producer::create(4, 64).unwrap();
     let _first = Consumer::open(memory_of(&producer)).unwrap();
     assert!(matches!(Consumer::open(memory_of(&producer)), Err(RingError::Taken)));
@@ -91,9 +91,9 @@ fn refuses_second_consumers_and_sizes_that_are_none() {
     }
 }
 
-/// Mapping all of it would be for whoever opens it to pay: what the sender has left out is made then.
+/// Mapping and filling it would cost its opener memory that the sender has never written.
 #[test]
-fn a_sparse_file_is_not_filled_by_looking_at_it() {
+fn opening_a_sparse_file_does_not_fill_it() {
     let both = SealFlags::SHRINK | SealFlags::GROW;
     let sparse = File::from(sealed(256 << 20, both, &[]));
     let opened = Consumer::open(sparse.try_clone().unwrap().into());
@@ -104,7 +104,7 @@ fn a_sparse_file_is_not_filled_by_looking_at_it() {
     let vast = Consumer::open(sealed(1 << 40, both, &[]));
     assert!(matches!(vast, Err(RingError::NotARing(_))), "{vast:?}");
 
-    // A ring as it should be, of which nothing was ever written.
+    // A valid ring of which only the header was ever written.
     let (slots, length) = (1u64 << 18, 1000u64);
     let right = Producer::create(4, 1000).unwrap();
     let mut header = [0; 24];
@@ -118,8 +118,7 @@ fn a_sparse_file_is_not_filled_by_looking_at_it() {
     assert!(taken <= 1 << 20, "{taken} bytes");
 }
 
-/// Whoever sends it can take pages out of a file of huge pages, seals or not, and the next look ends the
-/// process.
+/// The sender can remove pages from a file of huge pages despite its seals, and the next access would end the process.
 #[test]
 fn huge_pages_are_refused() {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
@@ -154,7 +153,7 @@ fn refuses_memory_that_could_change_its_size() {
         assert!(matches!(opened, Err(RingError::Unsealed { .. })), "{seals:?}: {opened:?}");
     }
     Consumer::open(sealed(length, both, &header)).unwrap();
-    // A named file has no seals.
+    // A file with a name has no seals.
     let path = std::env::temp_dir().join(format!("ferroce-shared-{}", std::process::id()));
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
     file.set_len(length).unwrap();
@@ -164,7 +163,7 @@ fn refuses_memory_that_could_change_its_size() {
     assert!(matches!(opened, Err(RingError::Unsealed { .. })), "{opened:?}");
     let (pipe, _) = UnixStream::pair().unwrap();
     assert!(matches!(Consumer::open(pipe.into()), Err(RingError::Unsealed { .. })));
-    // A producer's own memory keeps its seals, whoever has it.
+    // A producer's own memory keeps its seals for every holder.
     let memory = memory_of(&right);
     assert!(fcntl_add_seals(&memory, SealFlags::FUTURE_WRITE).is_err());
 }
@@ -192,7 +191,7 @@ fn refuses_sealed_memory_that_is_no_ring() {
         (right, header(READY, u64::MAX, u64::MAX)),
         (right, header(READY, 1 << 63, 2)),
         (right + 1, header(READY, 4, 64)),
-        // A file that only says that it is large: nothing of it is there.
+        // A sparse file: it has this length, but no contents.
         (1 << 50, header(READY, 4, 64)),
     ] {
         let opened = Consumer::open(sealed(bytes, both, &header));
@@ -200,7 +199,7 @@ fn refuses_sealed_memory_that_is_no_ring() {
     }
 }
 
-/// Somebody who has the memory as well.
+/// Another holder of the memory.
 struct Liar(File);
 
 impl Liar {
@@ -214,12 +213,12 @@ impl Liar {
 }
 
 #[test]
-fn a_consumer_believes_no_impossible_index() {
+fn a_consumer_refuses_invalid_indices() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     producer.push(3, |_| ()).unwrap();
     assert_eq!(consumer.pop(1, |_| ()).unwrap(), 1);
-    // 3 are published and 1 is released: 3 to 5 can be.
+    // 3 are published and 1 is released: 3 to 5 are valid.
     for tail in [6, 2, 0, 1 << 32, u64::MAX, u64::MAX - 3, 1 << 63] {
         liar.write(offset_of!(Header, tail), tail);
         let error = consumer.full(4).unwrap_err();
@@ -228,15 +227,15 @@ fn a_consumer_believes_no_impossible_index() {
         let popped = consumer.pop(9, |_| panic!("a slot that was never full"));
         assert!(matches!(popped, Err(RingError::Corrupt { index: "tail", .. })));
     }
-    // What was known before stays: 2 slots are full.
+    // The earlier state is kept: 2 slots are full.
     assert_eq!(consumer.full(2).unwrap(), 2);
-    // A lie that can't be told from the truth hands out slots, never more than there are.
+    // A plausible wrong index yields slots, but never more than there are.
     liar.write(offset_of!(Header, tail), 5);
     assert_eq!(consumer.pop(9, |_| ()).unwrap(), 4);
 }
 
 #[test]
-fn a_producer_believes_no_impossible_index() {
+fn a_producer_refuses_invalid_indices() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     producer.push(4, |_| ()).unwrap();
@@ -256,7 +255,7 @@ fn a_producer_believes_no_impossible_index() {
 }
 
 #[test]
-fn indices_count_round() {
+fn indices_wrap_around() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     let start = u64::MAX - 1;
@@ -270,7 +269,7 @@ fn indices_count_round() {
 }
 
 #[test]
-fn the_size_is_that_of_the_opening() {
+fn the_size_is_fixed_at_opening() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     for (slots, length) in [(1 << 20, 1 << 20), (0, 0), (u64::MAX, u64::MAX)] {
@@ -282,9 +281,9 @@ fn the_size_is_that_of_the_opening() {
     }
 }
 
-/// What was read is a copy, whatever becomes of the slot.
+/// A read returns a copy, which does not change with the slot.
 #[test]
-fn what_was_read_stays_as_it_was() {
+fn a_copy_does_not_change_with_its_slot() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     producer.push(1, |mut slot| slot.write(0, &[7; 64])).unwrap();
@@ -298,7 +297,7 @@ fn what_was_read_stays_as_it_was() {
 }
 
 #[test]
-fn no_copy_leaves_its_slot() {
+fn copies_stay_inside_their_slot() {
     let (mut producer, mut consumer) = pair(2, 60);
     let beyond = [(61, 0), (0, 61), (60, 1), (usize::MAX, 2), (1, usize::MAX >> 44)];
     for (offset, count) in beyond {
@@ -315,22 +314,22 @@ fn no_copy_leaves_its_slot() {
     assert_eq!(consumer.pop(1, |slot| slot.read(60, &mut [])).unwrap(), 1);
 }
 
-/// Runs one test of this program in another process, which has the ring's memory by a path in /proc.
+/// Runs one test of this program in another process, which opens the ring's memory by a path in /proc.
 fn beside(test: &str, producer: &Producer) -> Child {
     let path = format!("/proc/{}/fd/{}", std::process::id(), producer.as_fd().as_raw_fd());
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test]).env("FERROCE_SHARED", path).stdout(Stdio::null()).spawn().unwrap()
 }
 
-/// In the process that [`beside`] started.
+/// The memory, in the process started by [`beside`].
 fn given() -> Option<File> {
     let path = std::env::var_os("FERROCE_SHARED")?;
     Some(OpenOptions::new().read(true).write(true).open(path).unwrap())
 }
 
-/// A file with a name, as it was before, ended both processes by SIGBUS here.
+/// A file with a name, as used earlier, ended both processes by SIGBUS here.
 #[test]
-fn memory_that_is_to_be_cut_short_ends_nobody() {
+fn an_attempt_to_truncate_kills_no_process() {
     if let Some(file) = given() {
         let mut consumer = Consumer::open(file.try_clone().unwrap().into()).unwrap();
         for length in [0, 1, 4096, 1 << 30] {
@@ -342,15 +341,15 @@ fn memory_that_is_to_be_cut_short_ends_nobody() {
     }
     let mut producer = Producer::create(4, 4096).unwrap();
     producer.push(4, |mut slot| slot.write(0, &[7; 4096])).unwrap();
-    let mut other = beside("shared::tests::memory_that_is_to_be_cut_short_ends_nobody", &producer);
+    let mut other = beside("shared::tests::an_attempt_to_truncate_kills_no_process", &producer);
     let status = other.wait().unwrap();
     assert!(status.success(), "signal {:?}", status.signal());
     assert_eq!(producer.push(4, |mut slot| slot.write(0, &[8; 4096])).unwrap(), 4);
 }
 
-/// All of the memory is written by another process all the time, header and slots.
+/// Another process writes all of the memory all the time, header and slots.
 #[test]
-fn a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else() {
+fn a_hostile_process_causes_only_errors_and_wrong_bytes() {
     if let Some(file) = given() {
         let length = file.metadata().unwrap().len();
         let (mut random, end) = (Random::new(1), Instant::now() + Duration::from_secs(20));
@@ -370,11 +369,11 @@ fn a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else() {
         return;
     }
     let (mut producer, mut consumer) = pair(4, 100);
-    let test = "shared::tests::a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else";
+    let test = "shared::tests::a_hostile_process_causes_only_errors_and_wrong_bytes";
     let mut other = beside(test, &producer);
     let (mut moved, mut refused) = (0u64, 0u64);
     let end = Instant::now() + Duration::from_secs(10);
-    // Until there was enough of both.
+    // Until both have happened often enough.
     while (moved < 10_000 || refused < 10_000) && Instant::now() < end {
         let pushed = producer.push(9, |mut slot| slot.write(0, &[1; 100]));
         let popped = consumer.pop(9, |slot| assert_eq!(filled(&slot, 100).len(), 100));
@@ -386,7 +385,7 @@ fn a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else() {
                 }
                 Err(RingError::Corrupt { .. }) => {
                     refused += 1;
-                    // A new start: else one lie would be the last thing that is seen.
+                    // Starts again: otherwise the first wrong index would end all progress.
                     (producer.head, producer.tail, consumer.head, consumer.tail) = (0, 0, 0, 0);
                 }
                 Err(error) => panic!("{error}"),

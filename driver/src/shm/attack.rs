@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use super::ring::{Corrupt, FRAME_MAX, FrameConsumer, FrameProducer};
 use crate::sealed::SealedMemory;
 
-/// Plays what `script` says on a ring, of which somebody else has the memory too: frames are sent and taken, and words of the
-/// memory written, those that mean something most of all. Whatever happens, a frame that comes out is one, and who has
-/// read what can't be reads no more.
+/// Executes `script` on a ring whose memory a third party can write too: frames are sent and received, and words of the
+/// memory are overwritten, mostly those with a meaning. In all cases a received frame must be valid, and a consumer
+/// that has read something invalid must not read on.
 ///
 /// # Panics
-/// If that is not so.
+/// If this is violated.
 pub fn play(script: &[u8]) {
     let (mut producer, file) = FrameProducer::create(0).expect("memory to share");
     let stranger = SealedMemory::open(&file, 0..=usize::MAX).expect("the same memory");
@@ -40,7 +40,7 @@ pub fn play(script: &[u8]) {
                     2 => producer.next_word(),
                     _ => (number as usize % stranger.len()) & !7,
                 };
-                // Small changes of what is there come further than any number.
+                // Small changes of existing values reach more states than random numbers.
                 let before = stranger.word(meant).load(Ordering::Relaxed);
                 let value = if kind & 0x80 == 0 { number } else { before ^ 1 << (number % 64) };
                 stranger.word(meant).store(value, Ordering::Relaxed);
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_written_a_frame_is_a_frame() {
+    fn received_frames_are_valid_after_any_writes() {
         let mut random = Random::from_env("FERROCE_SHM_SEED");
         for _ in 0..300 {
             let mut script = vec![0; 12 * 400];
@@ -86,9 +86,9 @@ mod tests {
         }
     }
 
-    /// All the time, by another thread, while frames are sent and taken.
+    /// Another thread writes all the time while frames are sent and received.
     #[test]
-    fn a_stranger_writes_while_frames_go() {
+    fn a_third_party_writes_during_transfers() {
         let stop = std::sync::atomic::AtomicBool::new(false);
         let mut random = Random::from_env("FERROCE_SHM_SEED");
         let (mut taken, mut corrupt) = (0u64, 0u64);

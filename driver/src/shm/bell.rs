@@ -1,8 +1,8 @@
-//! Waking a context that sleeps when frames have come through a ring.
+//! Waking a sleeping context when frames arrive in a ring.
 //!
-//! A bell is a pair of datagram sockets, not an eventfd or a futex. The process that rings has got the descriptor from
-//! another process. That process may have given any descriptor, and may make it block at any time. A send to a socket
-//! does not block if it is told not to.
+//! A bell is a pair of datagram sockets, not an eventfd or a futex. The process that rings it has received the
+//! descriptor from another process. That process may have sent any descriptor, and may make it blocking at any time. A
+//! send to a socket never blocks if this is requested in the call.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
 };
 
-/// Rings that are taken at once. The kernel keeps 10 by default (`net.unix.max_dgram_qlen`); what is left wakes once more.
+/// The most rings consumed at once. The kernel queues 10 by default (`net.unix.max_dgram_qlen`); remaining ones cause
+/// another wake-up.
 const RINGS_MAX: usize = 16;
 
 /// The end of the context that is woken.
@@ -28,12 +29,12 @@ impl Bell {
         Ok(Bell { readable, rope })
     }
 
-    /// What others ring it by.
+    /// The descriptor by which other contexts ring the bell.
     pub(super) fn rope(&self) -> BorrowedFd<'_> {
         self.rope.as_fd()
     }
 
-    /// Forgets that somebody has rung.
+    /// Consumes pending rings.
     pub(super) fn clear(&self) {
         let rung = || recv(&self.readable, &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok();
         (0..RINGS_MAX).all(|_| rung());
@@ -41,30 +42,30 @@ impl Bell {
 }
 
 impl AsFd for Bell {
-    /// Readable when somebody has rung.
+    /// Readable when the bell was rung.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.readable.as_fd()
     }
 }
 
-/// The end of somebody who wakes another context.
+/// The end of a context that wakes another one.
 #[derive(Debug)]
 pub(super) struct Rope(OwnedFd);
 
 impl Rope {
-    /// What another process has given for one, if it can be.
+    /// A rope from another process's descriptor, if it is suitable.
     pub(super) fn new(given: OwnedFd) -> Option<Rope> {
         is_unix_socket(&given, SocketType::DGRAM).then_some(Rope(given))
     }
 
     /// Never blocks.
     pub(super) fn ring(&self) {
-        // It fails if it was rung often enough, or if nobody is there any more.
+        // It fails if the bell was rung often enough, or if its context has ended.
         let _ = send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 
-/// Whether a descriptor that came from somewhere is of such a socket: other kinds may block whoever uses them.
+/// Whether a descriptor from another process is such a socket. Other kinds may block their users.
 pub(super) fn is_unix_socket(fd: &OwnedFd, kind: SocketType) -> bool {
     sockopt::socket_domain(fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
         && sockopt::socket_type(fd).is_ok_and(|found| found == kind)
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_rings_until_it_is_heard_however_often() {
+    fn a_bell_rings_until_it_is_cleared() {
         let bell = Bell::new().unwrap();
         let rope = Rope::new(dup(bell.rope()).unwrap()).unwrap();
         assert!(!has_rung(&bell));
@@ -103,9 +104,9 @@ mod tests {
         rope.ring();
     }
 
-    /// A pipe that is full blocks who writes to it, and its owner can have it block at any time.
+    /// A full pipe blocks its writer, and its owner can make it blocking at any time.
     #[test]
-    fn what_may_block_is_no_rope() {
+    fn descriptors_that_may_block_are_refused() {
         let (_, end) = io::pipe().unwrap();
         assert!(Rope::new(end.into()).is_none());
         assert!(Rope::new(eventfd(0, EventfdFlags::empty()).unwrap()).is_none());

@@ -1,6 +1,6 @@
 //! All rings between one context and others of this host.
 //!
-//! Each direction between two contexts has a ring of its own, which its producer makes: [`meeting`](super::meeting).
+//! Each direction between two contexts has its own ring, created by its producer: [`meeting`](super::meeting).
 
 use std::fmt;
 use std::io;
@@ -19,16 +19,17 @@ use crate::kept::Copies;
 use crate::slots::{Slot, owner};
 use crate::{FrameSink, FrameSource, Icrc, Placed, Room, RxFrame, TAIL_MAX};
 
-/// How long a full ring holds up all others, for each time that its consumer takes all of it. One that is slower, or away, has
-/// its frames dropped.
+/// How long a full ring may block all others, for each time that its consumer empties it. Frames to a slower consumer,
+/// or to one that does not read, are dropped.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// So long after a ring is offered, what was sent before it has come: by sockets and threads, which have to be woken.
+/// This long after a ring was offered, all earlier packets have arrived, including those through sockets and threads
+/// that must be woken.
 const SETTLED: Duration = Duration::from_millis(1);
-/// How soon a ring that is full is looked at again by who would sleep.
+/// How soon a full ring is checked again before sleeping.
 const RETRY: Duration = Duration::from_micros(100);
-/// Frames of one ring in a burst, and of all rings that are sent.
+/// The most frames received from one ring in a burst, and sent through all rings in a burst.
 const BURST: usize = 64;
-/// So many frames of all rings end a burst that receives.
+/// A receiving burst ends after this many frames from all rings.
 const ALL_BURST: usize = 256;
 /// Bytes of a ring.
 pub(super) const SIZE: usize = 1 << 19;
@@ -37,39 +38,39 @@ pub(super) const SIZE: usize = 1 << 19;
 #[derive(Debug)]
 pub(crate) struct Links {
     pub(super) own: Neighbour,
-    /// Its addresses.
+    /// The context's addresses.
     owns: Vec<IpAddr>,
-    /// Frames are to have an ICRC.
+    /// Whether frames shall have an ICRC.
     pub(super) icrc: bool,
-    /// Those that are sent begin with an Ethernet header, which stays out of the rings.
+    /// Whether frames to send begin with an Ethernet header, which is not written to the rings.
     is_ethernet: bool,
-    /// What the processes at an address are called in names.
+    /// The base of the names of an address's slots.
     pub(super) name_of: NameOf,
     pub(super) outgoing: Vec<Option<Outgoing>>,
     pub(super) incoming: Vec<Incoming>,
-    /// Which of them the next burst begins with.
+    /// The incoming ring with which the next burst begins.
     turn: usize,
     pub(super) has_fresh: bool,
-    /// Some rings may be over.
+    /// Whether some rings may have ended.
     pub(super) has_over: bool,
     pub(super) offers: Vec<Offer>,
     pub(super) routes: Routes,
-    /// Which outgoing ring is full, and since when.
+    /// The outgoing ring that is full, and since when.
     full: Option<(usize, Instant)>,
     pub(super) watches: u64,
-    /// Offers so far.
+    /// The number of offers so far.
     pub(super) numbers: u64,
-    /// Addresses of this host: nobody else's are believed.
+    /// Addresses of this host. Packets from others are refused.
     local: Vec<IpAddr>,
     pub(super) bell: Bell,
-    /// The frame that is received, and the one that is sent, as far as it is not in its ring.
+    /// The received frame, and the part of a frame to send that is not in its ring.
     frame: Box<[u8; FRAME_MAX]>,
     head: Box<[u8; FRAME_MAX]>,
     copies: Copies,
     pub(crate) counts: Counts,
 }
 
-/// What the slots at an address are called in names.
+/// The base of the names of an address's slots.
 pub(super) struct NameOf(pub(super) Box<dyn Fn(IpAddr) -> String + Send + Sync>);
 
 impl fmt::Debug for NameOf {
@@ -78,7 +79,7 @@ impl fmt::Debug for NameOf {
     }
 }
 
-/// Frames that went by memory.
+/// Frames through memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) tx_frames: u64,
@@ -86,31 +87,32 @@ pub(crate) struct Counts {
     pub(crate) tx_dropped: u64,
     pub(crate) rx_frames: u64,
     pub(crate) rx_bytes: u64,
-    /// Frames of both kinds.
+    /// Sent and received frames.
     pub(crate) without_icrc: u64,
     /// Frames in a ring that are not from its producer's host to this context.
     pub(crate) rx_dropped: u64,
-    /// Rings that were closed because the other end wrote what can't be.
+    /// Rings that were closed because the other end wrote something invalid.
     pub(crate) corrupt: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) to: Neighbour,
-    /// The neighbour's process; 0 where it is in no PID namespace of ours.
+    /// The neighbour's process; 0 if this process's PID namespace does not contain it.
     pid: u32,
     pub(super) ring: FrameProducer,
     pub(super) rope: Rope,
     pub(super) watch: u64,
-    /// Of the offer by which it came about.
+    /// The number of the ring's offer.
     pub(super) number: u64,
-    /// Frames have an ICRC.
+    /// Whether frames have an ICRC.
     pub(super) icrc: bool,
-    /// Something was published since the bell was looked at.
+    /// Whether frames were published since the last check for a sleeping consumer.
     is_used: bool,
-    /// It was full for so long that its frames are dropped.
+    /// Whether it was full for so long that its frames are dropped.
     is_stalled: bool,
-    /// How long it may hold up others until its consumer takes more, and what that had taken when this was set.
+    /// How long it may still block others, unless its consumer releases space; and the consumer's position when this
+    /// was set.
     patience: Duration,
     consumed: u64,
 }
@@ -127,12 +129,12 @@ impl Outgoing {
         Outgoing { to, pid, ring, rope, watch, number, icrc, is_used, is_stalled, patience, consumed: 0 }
     }
 
-    /// Who is at the other end, for people.
+    /// The other end, for log messages.
     pub(super) fn who(&self) -> String {
         format!("pid {} in slot {} of {}", self.pid, self.to.slot, self.to.address)
     }
 
-    /// What the consumer has taken since gives it time again.
+    /// Increases the patience by what the consumer has released since.
     fn regain_patience(&mut self) {
         let taken = self.ring.consumed() - std::mem::replace(&mut self.consumed, self.ring.consumed());
         let regained = PATIENCE.mul_f64(taken.min(SIZE as u64) as f64 / SIZE as f64);
@@ -143,23 +145,23 @@ impl Outgoing {
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) from: Neighbour,
-    /// Which address of this context it was made to.
+    /// The address of this context that the ring is for.
     pub(super) to: IpAddr,
     pub(super) ring: FrameConsumer,
     pub(super) watch: u64,
-    /// Of the offer by which it came about.
+    /// The number of the ring's offer.
     pub(super) number: u64,
-    /// Frames have an ICRC.
+    /// Whether frames have an ICRC.
     pub(super) icrc: bool,
-    /// What has come another way before is not taken yet.
+    /// Whether older packets from elsewhere may be pending, so that the ring is not read yet.
     pub(super) is_fresh: bool,
     /// When it was offered.
     since: Instant,
-    /// The other end is gone: what it has sent is still taken.
+    /// Whether the other end has ended. Its remaining frames are still received.
     pub(super) is_over: bool,
-    /// It has what can't be.
+    /// Whether it contains something invalid.
     is_corrupt: bool,
-    /// Source and destination of the last frame, which were found right.
+    /// Source and destination of the last valid frame.
     ends: ArrayVec<u8, 32>,
 }
 
@@ -188,8 +190,8 @@ impl Incoming {
 }
 
 impl Links {
-    /// Of the context `own`. Other ones at an address have names that `name_of` tells. With `icrc` off frames have none, to and
-    /// from neighbours who want it so too.
+    /// Makes the rings of the context `own`. `name_of` returns the base of the names of other contexts at an address.
+    /// With `icrc` off, frames to and from neighbours that also turned it off have no ICRC.
     pub(crate) fn new(
         own: Neighbour,
         icrc: bool,
@@ -220,7 +222,7 @@ impl Links {
         })
     }
 
-    /// Hands a burst of what has come to `sink`. Returns how many frames.
+    /// Passes a burst of received frames to `sink`. Returns their number.
     pub(crate) fn receive(&mut self, slot: &Slot, sink: &mut dyn FrameSink) -> usize {
         let Links { incoming, turn, frame, copies, counts, owns, local, routes, .. } = self;
         let (mut frames, mut corrupt) = (0, false);
@@ -238,7 +240,7 @@ impl Links {
                         let frame = &frame[..len];
                         match ends(frame, &mut incoming.ends, owns, local) {
                             Ends::Known => {}
-                            // Answers go there, and are not resolved.
+                            // Answers to it use its ring, and need no resolution.
                             Ends::New(source) => routes.add(source),
                             Ends::Wrong => {
                                 counts.rx_dropped += 1;
@@ -263,7 +265,7 @@ impl Links {
                 }
             }
             if frames >= ALL_BURST {
-                // The others have their turn with the next burst.
+                // The remaining rings have their turn in the next burst.
                 *turn = at + 1;
                 break;
             }
@@ -278,20 +280,20 @@ impl Links {
         frames
     }
 
-    /// Whether a ring is not read yet, because what was sent before may be coming another way.
+    /// Whether a ring is not read yet, because older packets may be pending elsewhere.
     #[inline]
     pub(crate) fn has_fresh(&self) -> bool {
         self.has_fresh
     }
 
-    /// All that has come another way is taken, but for what a thread has still to hand over.
+    /// All older packets have been received, except those that a thread has yet to deliver.
     pub(crate) fn caught_up(&mut self) {
         let is_fresh = |incoming: &Incoming| incoming.is_fresh && incoming.since.elapsed() < SETTLED;
         self.incoming.iter_mut().for_each(|incoming| incoming.is_fresh = is_fresh(incoming));
         self.has_fresh = self.incoming.iter().any(|incoming| incoming.is_fresh);
     }
 
-    /// Rings whose other end is gone, and that have nothing more.
+    /// Removes empty rings whose other end has ended.
     #[cold]
     fn forget_empty(&mut self) {
         self.incoming.retain(|incoming| !incoming.is_over || incoming.ring.is_ready());
@@ -313,7 +315,7 @@ impl Links {
         }
     }
 
-    /// Whether another frame may be asked for, whoever it is for.
+    /// Whether another frame may be taken, regardless of its destination.
     #[inline]
     fn has_room(&mut self, slot: &Slot) -> bool {
         match self.full {
@@ -339,26 +341,26 @@ impl Links {
         true
     }
 
-    /// How long a wait that begins now may be at most.
+    /// The longest wait from now on.
     pub(crate) fn longest_wait(&self) -> Duration {
-        // Nobody tells that a ring has room again.
+        // There is no notification when a ring has room again.
         if self.full.is_some() { RETRY } else { self.longest_wait_for_answers() }
     }
 
-    /// The context has another address too.
+    /// Adds another address of the context.
     #[cfg(feature = "af_xdp")]
     pub(crate) fn add_own(&mut self, address: IpAddr) {
         self.owns.push(address);
         self.local.push(address);
     }
 
-    /// Its frames begin with an Ethernet header.
+    /// The context's frames begin with an Ethernet header.
     #[cfg(feature = "af_xdp")]
     pub(crate) fn of_ethernet(self) -> Links {
         Links { is_ethernet: true, ..self }
     }
 
-    /// An address of this host.
+    /// Adds an address of this host.
     pub(crate) fn add_local(&mut self, address: IpAddr) {
         self.local.push(address);
     }
@@ -367,18 +369,18 @@ impl Links {
         is_local(address, &self.local)
     }
 
-    /// An address of this host: its contexts may be reached by memory.
+    /// Adds an address of this host whose contexts may be reached through memory.
     pub(crate) fn add_address(&mut self, address: IpAddr) {
         self.routes.add(address);
     }
 
-    /// Whether frames may go by memory at all.
+    /// Whether any frames may be sent through memory.
     pub(crate) fn is_used(&self) -> bool {
         !self.routes.is_empty()
     }
 
-    /// Sends frames of `source` by memory, until `sent` are a burst or no more may be sent now. Ends with the first one that no
-    /// ring leads to, and returns it: it goes another way.
+    /// Sends frames of `source` through memory, until `sent` is a full burst or no more may be sent now. Ends with the
+    /// first frame without a ring, and returns it.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -400,8 +402,8 @@ impl Links {
         None
     }
 
-    /// Sends the frame that was written, in its place or by the ring to whom its head names. Returns whether it is taken; not if
-    /// no ring leads there.
+    /// Sends the frame that was written, in its place or through the ring for its destination. Returns whether it was
+    /// taken; not if there is no ring.
     #[inline]
     fn publish(&mut self, slot: &Slot, head: usize, tail: &[u8], chosen: Option<(usize, usize)>) -> bool {
         let Some(head) = self.head.get(..head) else { return false };
@@ -451,7 +453,7 @@ impl Links {
         true
     }
 
-    /// Ends a burst: those who have frames now see them all, and those of them that sleep are woken.
+    /// Ends a burst: publishes all frames to their receivers, and wakes those that sleep.
     #[inline]
     pub(crate) fn end_burst(&mut self) {
         for outgoing in self.outgoing.iter_mut().flatten().filter(|outgoing| outgoing.is_used) {
@@ -463,14 +465,14 @@ impl Links {
         }
     }
 
-    /// What is readable when frames have come while the context [rests](Links::rest).
+    /// The descriptor that is readable when frames have arrived while the context [rests](Links::rest).
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// The context is going to sleep. Returns whether it may.
+    /// The context is about to sleep. Returns whether it may.
     pub(crate) fn rest(&self) -> bool {
-        // All of them, so that each wakes it.
+        // All rings are marked, so that each wakes the context.
         let ready = self.incoming.iter().filter(|incoming| !incoming.ring.rest()).count();
         ready == 0
     }
@@ -489,17 +491,17 @@ impl Links {
         self.close(slot, index);
     }
 
-    /// The ring is full no more, for there is none.
+    /// Forgets that the ring was full, because it was removed.
     pub(super) fn forget_full(&mut self, index: usize) {
         self.full = self.full.filter(|(full, _)| *full != index);
     }
 }
 
-/// Where the payload of one frame goes.
+/// The ring for the payload of one frame.
 struct Choice<'a> {
     routes: &'a Routes,
     outgoing: &'a mut [Option<Outgoing>],
-    /// The ring, and how long the payload is.
+    /// The ring, and the length of the payload.
     chosen: Option<(usize, usize)>,
 }
 

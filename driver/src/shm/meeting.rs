@@ -1,9 +1,9 @@
-//! How two contexts set up a ring, and how the ring ends.
+//! Setting up a ring between two contexts, and its end.
 //!
-//! A context that has a frame for another one makes a ring, of which it is the producer. It offers the ring at the name
-//! of the other's slot, together with its own mailbox. The other context answers with its bell and its mailbox, and
-//! reads the ring from then on. Each end is told when the mailbox of the other one is closed, and gives up the ring. So
-//! each direction is made by the context that needs it, and a process that is killed leaves nothing behind.
+//! A context with a frame for another context creates a ring, of which it is the producer. It offers the ring at the
+//! name of the other's slot, together with its own mailbox. The other context answers with its bell and its mailbox,
+//! and reads the ring from then on. Each end is notified when the other's mailbox is closed, and gives up the ring. So
+//! each direction is created by the context that needs it, and a killed process leaves nothing behind.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,21 +21,21 @@ use crate::credentials::Credentials;
 use crate::next_hop::octets;
 use crate::slots::{self, Mail, SLOTS, Slot};
 
-/// Mail that answers an offer.
+/// Kind of mail: accepts an offer.
 const ACCEPT: u8 = b'K';
-/// Mail that says that a ring is not read any more.
+/// Kind of mail: a ring is no longer read.
 const CLOSED: u8 = b'X';
-/// Mail that refuses an offer: its receiver shares no memory.
+/// Kind of mail: refuses an offer, because its receiver shares no memory.
 const REFUSE: u8 = b'N';
-/// How long frames wait for the answer to an offer, which the other's program gives when it polls.
+/// How long frames wait for the answer to an offer, which the other program sends when it polls.
 const ANSWER: Duration = Duration::from_millis(20);
 /// How long an offer may be answered after that.
 const ANSWERABLE: Duration = Duration::from_secs(1);
-/// How soon a process that has refused is asked again: another one may be in its place.
+/// How soon a process that has refused is asked again. Another process may then have its slot.
 const LATER: Duration = Duration::from_secs(10);
 /// How soon a process that has not answered is asked again.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Rings that others have made for one context.
+/// The most rings that other contexts may offer to one context.
 const RINGS_MAX: usize = 1024;
 
 #[derive(Debug)]
@@ -43,14 +43,14 @@ pub(super) struct Offer {
     to: Neighbour,
     pid: u32,
     ring: FrameProducer,
-    /// Until then other frames wait for the answer, if they do at all.
+    /// The end of the time in which other frames wait for the answer, if they do.
     until: Instant,
     waits: bool,
-    /// The answer repeats it: one that comes late is to another offer.
+    /// The answer repeats it, to distinguish late answers to earlier offers.
     number: u64,
 }
 
-/// What is said of a ring: by whom, the number of its offer, and whether frames in it are to have an ICRC.
+/// A message about a ring: its sender, the number of its offer, and whether its frames shall have an ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Word {
     from: Neighbour,
@@ -75,14 +75,14 @@ impl Word {
         let address: [u8; 16] = *bytes.first_chunk()?;
         let (slot, number) = (usize::from(bytes[16]), u64::from_ne_bytes(*bytes.last_chunk()?));
         let from = Neighbour { address: IpAddr::from(address).to_canonical(), slot };
-        // Whoever can't say so has one.
+        // Every value except 0 means with an ICRC.
         (slot < SLOTS).then_some(Word { from, number, icrc: bytes[17] != 0 })
     }
 }
 
 impl Links {
-    /// Whether an answer is waited for. Time goes on: offers that nobody answers are waited for no longer, and taken back in
-    /// the end.
+    /// Whether frames wait for an answer. Offers without an answer no longer delay frames after a time, and are finally
+    /// withdrawn.
     pub(super) fn is_waiting(&mut self) -> bool {
         let Links { offers, routes, .. } = self;
         let now = Instant::now();
@@ -101,14 +101,14 @@ impl Links {
         if self.offers.iter().any(|offer| offer.waits) { ANSWER } else { Duration::MAX }
     }
 
-    /// Of this context, as the one at `address`.
+    /// A message from this context, with the address `address`.
     fn word(&self, address: IpAddr, number: u64) -> [u8; Word::BYTES] {
         let from = Neighbour { address, ..self.own };
         Word { from, number, icrc: self.icrc }.to_bytes()
     }
 
-    /// Asks a neighbour for a ring, if it is time to. The frame that it is asked for goes another way, and those behind it
-    /// wait for the answer: few come out of order so, and none is lost for want of room there.
+    /// Offers a ring to a neighbour, if it is time. The frame that caused it is sent elsewhere, and the frames after it
+    /// wait for the answer: so few are reordered, and none is lost for lack of room there.
     #[cold]
     pub(super) fn ask(&mut self, slot: &Slot, to: Neighbour, route: Route) {
         let is_time = match route {
@@ -119,7 +119,7 @@ impl Links {
         if !is_time {
             return;
         }
-        // Who has not answered once is not waited for again.
+        // Frames wait only after the first offer to a process.
         let is_offered = match self.offer(slot, to, route == Route::Unknown) {
             Ok(is_offered) => is_offered,
             Err(error) => {
@@ -130,7 +130,7 @@ impl Links {
         self.routes.set(to, if is_offered { Route::Offered } else { Route::None(Instant::now() + AGAIN) });
     }
 
-    /// Returns whether there is anybody.
+    /// Returns whether there is a process.
     fn offer(&mut self, slot: &Slot, to: Neighbour, waits: bool) -> io::Result<bool> {
         let name = (self.name_of.0)(to.address);
         let Some(connection) = slots::connect(&name, [to.slot])? else { return Ok(false) };
@@ -145,8 +145,8 @@ impl Links {
         Ok(true)
     }
 
-    /// Takes mail that is about rings. `slot` is the one that all is said with; `to` the address of this context that the mail
-    /// came to.
+    /// Handles mail about rings. `slot` is the slot that sends all messages; `to` is the address of this context to
+    /// which the mail was sent.
     pub(crate) fn take_mail(&mut self, slot: &Slot, to: IpAddr, mail: Mail) {
         match mail.kind {
             slots::OFFER => self.on_offer(slot, to, mail),
@@ -182,14 +182,14 @@ impl Links {
         if let Err(error) = slots::say(&mailbox, ACCEPT, &self.word(to, number), &with) {
             return debug!("slot {} of {} receives no answer: {error}", from.slot, from.address);
         }
-        // A new process in an old one's place, or a new ring of the same one.
+        // A new process with the slot of an old one, or a new ring of the same process.
         for old in self.incoming.extract_if(.., |old| (old.from, old.to) == (from, to)) {
             slot.unwatch(old.watch);
         }
         let watch = self.watch(slot, mailbox);
         self.incoming.push(Incoming::new((from, to), ring, (watch, number), icrc || self.icrc));
         self.has_fresh = true;
-        // Whoever reaches this context so is reached so: answers to packets go where those came from, and are not resolved.
+        // Answers are sent through memory too, and need no resolution.
         self.add_address(from.address);
     }
 
@@ -226,7 +226,7 @@ impl Links {
         let is_it = |offer: &mut Offer| offer.to == from && offer.number == number;
         if let Some(Offer { pid, waits, .. }) = self.offers.extract_if(.., is_it).next() {
             let Neighbour { address, slot } = from;
-            // It is asked again and again.
+            // It is asked repeatedly, but logged once.
             if waits {
                 info!(
                     "pid {pid} in slot {slot} of {address} does not use shared memory (shm=off): it is reached by UDP"
@@ -236,7 +236,7 @@ impl Links {
         }
     }
 
-    /// The consumer has found in a ring of this context what can't be.
+    /// The consumer has found something invalid in a ring of this context.
     fn on_closed(&mut self, slot: &Slot, mail: &Mail) {
         let Some(Word { from, number, .. }) = Word::from_bytes(&mail.bytes) else { return };
         let is_it = |outgoing: &Outgoing| outgoing.to == from && outgoing.number == number;
@@ -248,10 +248,10 @@ impl Links {
         }
     }
 
-    /// Tells the producer of a ring that it is not read any more.
+    /// Tells the producer of a ring that it is no longer read.
     pub(super) fn say_closed(&self, slot: &Slot, incoming: &Incoming) {
         if let Some(mailbox) = slot.unwatch(incoming.watch) {
-            // Whoever does not hear it finds its ring full.
+            // If the message is lost, the producer finds its ring full.
             let _ = slots::say(&*mailbox, CLOSED, &self.word(incoming.to, incoming.number), &[]);
         }
     }
@@ -277,7 +277,7 @@ impl Links {
         self.has_over = true;
     }
 
-    /// Lets go of a ring of this context.
+    /// Removes a ring of this context.
     pub(super) fn close(&mut self, slot: &Slot, index: usize) {
         if let Some(closed) = self.outgoing[index].take() {
             slot.unwatch(closed.watch);
@@ -287,10 +287,11 @@ impl Links {
     }
 }
 
-/// Refuses an offer, if the mail is one, of a context `own` that shares no memory: whoever makes it waits for an answer.
+/// Refuses the mail, if it is an offer, for a context `own` that shares no memory, because the sender waits for an
+/// answer.
 pub(crate) fn refuse(own: Neighbour, mail: Mail) {
     let (slots::OFFER, Some(word)) = (mail.kind, Word::from_bytes(&mail.bytes)) else { return };
     let Ok([_, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
-    // Whoever does not hear it waits no longer than for one that does not answer.
+    // If the message is lost, the sender waits as for a process that does not answer.
     let _ = slots::say(&mailbox, REFUSE, &Word { from: own, ..word }.to_bytes(), &[]);
 }

@@ -1,13 +1,13 @@
 //! A ring of frames from one process to another, in memory that both have mapped.
 //!
-//! It is a ring of bytes. An entry is a whole number of cache lines. It begins with a word that says what the entry is,
-//! followed by the head of a frame. If the payload of the frame was placed, payload and tail begin at the third line.
-//! The word is stored last: until the next entry is complete there is a zero where it will begin. So the consumer reads
-//! no index for a frame, and sees a new frame with its first cache line. From time to time the consumer stores how far
-//! it has read.
+//! It is a ring of bytes. An entry is a whole number of cache lines. It begins with a word that describes the entry,
+//! followed by the head of a frame. If the payload of the frame was placed, payload and tail begin at the third line
+//! after it. The word is stored last: until the next entry is complete, there is a zero at its beginning. So the
+//! consumer reads no index for a frame, and sees a new frame with its first cache line. From time to time the consumer
+//! stores its position.
 //!
-//! The ends need not trust each other. A word is read once and checked, what it describes is copied out before anything
-//! is done with it, and an invalid index closes the ring.
+//! The ends need not trust each other. A word is read once and checked, a frame is copied out before it is used, and an
+//! invalid index closes the ring.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -15,40 +15,41 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::memory::SpanMut;
 use crate::sealed::{SealedError, SealedMemory};
 
-/// In front of the entries: a page.
+/// The header, a page before the entries.
 const HEADER: usize = 4096;
-/// Words of the header, in cache lines of their own, two apart: the prefetcher fetches pairs.
+/// Words of the header, in separate cache lines, two lines apart because the prefetcher fetches pairs.
 const MAGIC: usize = 0;
 const CONSUMED: usize = 128;
 const SLEEPING: usize = 256;
 const READY: u64 = u64::from_be_bytes(*b"ferroce1");
 
 const LINE: usize = 64;
-/// Where the head of a frame begins in its entry.
+/// The offset of the head of a frame in its entry.
 const HEAD: usize = 8;
-/// Where a payload begins, and so how long a head in front of one may be.
+/// The offset of a payload, which limits the length of a head before it.
 const PAYLOAD: usize = 3 * LINE;
 /// The longest frame.
 pub(crate) const FRAME_MAX: usize = 9216 + 64;
-/// Frames that the consumer sees at once, if they are sent at once.
+/// The most frames that become visible to the consumer at once, if they are sent at once.
 const BATCH: u32 = 16;
-/// What an entry takes at most.
+/// The longest entry.
 const ENTRY_MAX: usize = PAYLOAD + (FRAME_MAX + LINE).next_multiple_of(LINE);
 /// Bytes of entries, a power of two.
 const SIZE_MIN: usize = 1 << 16;
 const SIZE_MAX: usize = 1 << 26;
 
-/// What the word of an entry says.
+/// The meaning of an entry's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
-    /// It is not there yet.
+    /// It is not written yet.
     None,
-    /// The rest of the ring is left out.
+    /// The rest of the ring is skipped.
     Skip,
     Frame(Lengths),
 }
 
-/// Bytes of a frame in front of its payload, of it, and behind it. A payload that was not placed counts with the head.
+/// Bytes of a frame before its payload, of the payload, and after it. A payload that was not placed is counted in the
+/// head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lengths {
     pub(super) head: usize,
@@ -75,7 +76,7 @@ impl Lengths {
 const SKIP: u64 = 1 << 62;
 
 impl Entry {
-    /// `None` for a word that says nothing that can be.
+    /// Returns `None` for an invalid word.
     #[inline]
     fn of(word: u64) -> Option<Entry> {
         match word {
@@ -97,14 +98,14 @@ impl Entry {
     }
 }
 
-/// The other end has written what can't be.
+/// The other end has written something invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Corrupt;
 
 #[derive(Debug)]
 struct Memory {
     memory: SealedMemory,
-    /// Bytes of entries, as it was checked when the memory was mapped.
+    /// Bytes of entries, checked when the memory was mapped.
     size: usize,
 }
 
@@ -127,15 +128,15 @@ impl Memory {
     }
 }
 
-/// The end that sends.
+/// The sending end.
 #[derive(Debug)]
 pub(super) struct FrameProducer {
     memory: Memory,
-    /// Bytes so far, and of those how many the consumer was known to be through with.
+    /// Bytes written so far, and those that the consumer was known to have released.
     next: u64,
     consumed: u64,
-    /// Where the first entry of a batch is, and its word, which is stored when the batch is over. Until then the consumer
-    /// sees none of it, and does not fetch lines that are still being written.
+    /// The position of the first entry of a batch, and its word, which is stored when the batch ends. Until then the
+    /// consumer sees none of it, and does not fetch lines that are still being written.
     first: (u64, u64),
     /// Entries of the batch.
     batch: u32,
@@ -143,15 +144,15 @@ pub(super) struct FrameProducer {
 
 #[cfg(any(test, fuzzing))]
 impl FrameProducer {
-    /// Where the consumer says how far it is.
+    /// The position of the consumer's index.
     pub(super) const CONSUMED: usize = CONSUMED;
 
-    /// Where the word of the next entry is in the memory.
+    /// The position of the next entry's word in the memory.
     pub(super) fn next_word(&self) -> usize {
         self.memory.place(self.next)
     }
 
-    /// What the other end can write.
+    /// The memory that the other end can write.
     #[cfg(test)]
     pub(super) fn memory(&self) -> &SealedMemory {
         &self.memory.memory
@@ -160,14 +161,14 @@ impl FrameProducer {
 
 #[cfg(any(test, fuzzing))]
 impl FrameConsumer {
-    /// Where the word of the next entry is in the memory.
+    /// The position of the next entry's word in the memory.
     pub(super) fn next_word(&self) -> usize {
         self.memory.place(self.next)
     }
 }
 
 impl FrameProducer {
-    /// A ring for `size` bytes of entries, a power of two, and its memory for the consumer.
+    /// Creates a ring for `size` bytes of entries, a power of two. Returns it and its memory for the consumer.
     pub(super) fn create(size: usize) -> Result<(FrameProducer, OwnedFd), SealedError> {
         let size = size.clamp(SIZE_MIN, SIZE_MAX).next_power_of_two();
         let (memory, file) = SealedMemory::create("ferroce-shm", HEADER + size)?;
@@ -176,10 +177,10 @@ impl FrameProducer {
         Ok((FrameProducer { memory, next: 0, consumed: 0, first: (0, 0), batch: 0 }, file))
     }
 
-    /// Whether there is room for a frame, however long.
+    /// Whether there is room for a frame of any length.
     #[inline]
     pub(super) fn has_room(&mut self) -> Result<bool, Corrupt> {
-        // A part at the end that is left out, the entry, and the word of the next one.
+        // A skipped part at the end, the entry, and the word of the next entry.
         const NEEDED: u64 = (ENTRY_MAX + LINE + ENTRY_MAX + LINE) as u64;
         let size = self.memory.size as u64;
         if size - (self.next - self.consumed) < NEEDED {
@@ -188,21 +189,21 @@ impl FrameProducer {
         Ok(size - (self.next - self.consumed) >= NEEDED)
     }
 
-    /// Whether the consumer is through with half of what the ring holds.
+    /// Whether the consumer has released at least half of the ring.
     pub(super) fn is_half_empty(&mut self) -> Result<bool, Corrupt> {
         self.look()?;
         Ok(self.next - self.consumed <= self.memory.size as u64 / 2)
     }
 
-    /// Bytes that the consumer was known to be through with.
+    /// Bytes that the consumer was known to have released.
     pub(super) fn consumed(&self) -> u64 {
         self.consumed
     }
 
-    /// Looks how far the consumer is.
+    /// Reads the consumer's position.
     fn look(&mut self) -> Result<(), Corrupt> {
         let consumed = self.memory.memory.word(CONSUMED).load(Ordering::Acquire);
-        // Ahead of what was sent, or behind what was consumed before.
+        // Ahead of the bytes sent, or behind the earlier position.
         if consumed > self.next || consumed < self.consumed {
             return Err(Corrupt);
         }
@@ -210,7 +211,7 @@ impl FrameProducer {
         Ok(())
     }
 
-    /// Begins an entry where a frame fits, however long; there is [room](FrameProducer::has_room).
+    /// Begins an entry with space for a frame of any length. There is [room](FrameProducer::has_room).
     #[inline]
     fn begin(&mut self) {
         let left = self.memory.to_end(self.next);
@@ -221,7 +222,7 @@ impl FrameProducer {
         }
     }
 
-    /// Where a payload of so many bytes goes, of a frame that is then [published](FrameProducer::publish).
+    /// The place for a payload of this length, of a frame that is then [published](FrameProducer::publish).
     #[inline]
     pub(super) fn place(&mut self, payload: usize) -> Option<SpanMut<'_>> {
         if payload > FRAME_MAX {
@@ -231,11 +232,11 @@ impl FrameProducer {
         Some(self.memory.memory.span_mut(self.memory.place(self.next) + PAYLOAD, payload))
     }
 
-    /// Sends a frame, of whose payload so many bytes are [placed](FrameProducer::place): with the [end](FrameProducer::flush)
-    /// of its batch at the latest.
+    /// Sends a frame, of whose payload `payload` bytes are [placed](FrameProducer::place). It becomes visible at the
+    /// [end](FrameProducer::flush) of its batch at the latest.
     ///
     /// # Panics
-    /// If it is longer than a frame may be.
+    /// If it is longer than the longest frame.
     #[inline]
     pub(super) fn publish(&mut self, head: &[u8], payload: usize, tail: &[u8]) {
         if payload == 0 {
@@ -273,7 +274,8 @@ impl FrameProducer {
         }
     }
 
-    /// Whether the consumer sleeps, and is to be woken: behind a [batch](FrameProducer::flush). Once for each sleep.
+    /// Whether the consumer sleeps and must be woken, checked after a [batch](FrameProducer::flush). True once for each
+    /// sleep.
     #[inline]
     pub(super) fn wakes(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -282,17 +284,17 @@ impl FrameProducer {
     }
 }
 
-/// The end that receives.
+/// The receiving end.
 #[derive(Debug)]
 pub(super) struct FrameConsumer {
     memory: Memory,
     next: u64,
-    /// What the producer was told.
+    /// The last position stored for the producer.
     told: u64,
 }
 
 impl FrameConsumer {
-    /// The other end of a ring, by the descriptor of its memory.
+    /// Opens the other end of a ring by the descriptor of its memory.
     pub(super) fn open(file: &OwnedFd) -> Result<FrameConsumer, String> {
         let memory = SealedMemory::open(file, HEADER + SIZE_MIN..=HEADER + SIZE_MAX)
             .map_err(|error| format!("{error:?}"))?;
@@ -303,16 +305,16 @@ impl FrameConsumer {
         Ok(FrameConsumer { memory: Memory { memory, size }, next: 0, told: 0 })
     }
 
-    /// Whether something is there.
+    /// Whether there is an entry.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         self.memory.word(self.next).load(Ordering::Acquire) != 0
     }
 
-    /// Copies the next frame to the start of `frame`, which is as long as a frame may be, and returns its length.
+    /// Copies the next frame to the start of `frame`, which has room for the longest one, and returns its length.
     #[inline]
     pub(super) fn take(&mut self, frame: &mut [u8; FRAME_MAX]) -> Result<Option<usize>, Corrupt> {
-        // A part that is left out is followed by an entry: who leaves out more has nothing to say.
+        // A skipped part must be followed by an entry, so a second one is treated as no entry.
         for _ in 0..2 {
             let word = self.memory.word(self.next).load(Ordering::Acquire);
             match Entry::of(word).ok_or(Corrupt)? {
@@ -339,8 +341,8 @@ impl FrameConsumer {
         Err(Corrupt)
     }
 
-    /// Has the processor fetch the next frame, if it is there, while another one is being looked at: most of what a frame costs
-    /// its consumer is that its bytes come from another core.
+    /// Prefetches the next frame, if it is there, while another one is processed: most of a frame's cost for its
+    /// consumer is that its bytes are fetched from another core.
     #[inline]
     pub(super) fn prefetch(&self) {
         let word = self.memory.word(self.next).load(Ordering::Relaxed);
@@ -349,7 +351,7 @@ impl FrameConsumer {
         }
     }
 
-    /// Tells the producer what it may use again.
+    /// Stores for the producer how far the ring is released.
     #[inline]
     pub(super) fn tell(&mut self) {
         if self.told != self.next {
@@ -358,14 +360,14 @@ impl FrameConsumer {
         }
     }
 
-    /// The consumer is going to sleep. Returns whether it may: not if something is there.
+    /// The consumer is about to sleep. Returns whether it may: not if there is an entry.
     pub(super) fn rest(&self) -> bool {
         self.memory.memory.word(SLEEPING).store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         !self.is_ready()
     }
 
-    /// It is awake.
+    /// The consumer is awake.
     pub(super) fn rise(&self) {
         self.memory.memory.word(SLEEPING).store(0, Ordering::Relaxed);
     }
@@ -388,7 +390,7 @@ mod tests {
         (0..length).map(|at| (number as usize * 31 + at * 7 + (at >> 8)) as u8).collect()
     }
 
-    /// Of every kind, in turns: whole, and in three pieces.
+    /// Of all kinds: in one piece, and in three.
     fn length(number: u64) -> Lengths {
         let mut random = Random::new(number);
         match random.below(4) {
@@ -415,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_out_as_they_went_in() {
+    fn frames_are_received_unchanged() {
         for size in [SIZE_MIN, 1 << 19] {
             let (mut producer, mut consumer) = pair(size);
             let mut room = Box::new([0; FRAME_MAX]);
@@ -444,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_go_from_one_thread_to_another() {
+    fn frames_are_sent_between_threads() {
         const COUNT: u64 = 100_000;
         let (mut producer, mut consumer) = pair(SIZE_MIN);
         let sender = std::thread::spawn(move || {

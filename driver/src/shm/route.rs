@@ -1,4 +1,4 @@
-//! Which ring leads to which context, and the source and destination of a packet.
+//! The ring for each context, and the source and destination of a packet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
@@ -15,19 +15,19 @@ pub(crate) struct Neighbour {
     pub(crate) slot: usize,
 }
 
-/// What is known of the way to a neighbour.
+/// The state of the path to a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Unknown,
-    /// It was asked.
+    /// A ring was offered.
     Offered,
-    /// By this ring.
+    /// Through this ring.
     Ring(usize),
-    /// It has none, and is asked again then.
+    /// There is no ring; one is offered again at this time.
     None(Instant),
 }
 
-/// The ways to all contexts of this host.
+/// The paths to all contexts of this host.
 #[derive(Debug, Default)]
 pub(super) struct Routes(Vec<(IpAddr, [Route; SLOTS])>);
 
@@ -36,14 +36,14 @@ impl Routes {
         self.0.is_empty()
     }
 
-    /// There may be contexts at an address.
+    /// Adds an address that may have contexts.
     pub(super) fn add(&mut self, address: IpAddr) {
         if !self.0.iter().any(|(known, _)| *known == address) {
             self.0.push((address, [Route::Unknown; SLOTS]));
         }
     }
 
-    /// Who has a slot of the address with these bytes, and the way there.
+    /// The neighbour in a slot of the address with these bytes, and the path to it.
     #[inline]
     pub(super) fn find(&self, address: &[u8], slot: usize) -> Option<(Neighbour, Route)> {
         let address = address_of(address)?;
@@ -51,7 +51,7 @@ impl Routes {
         Some((Neighbour { address, slot }, slots[slot]))
     }
 
-    /// Nothing happens if the address is not known.
+    /// Does nothing if the address is unknown.
     pub(super) fn set(&mut self, to: Neighbour, route: Route) {
         if let Some((_, slots)) = self.0.iter_mut().find(|(address, _)| *address == to.address) {
             slots[to.slot] = route;
@@ -70,13 +70,13 @@ fn address_of(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Source and destination in an IP packet, side by side.
+/// Source and destination of an IP packet, which are adjacent.
 #[inline]
 fn ends_of(packet: &[u8]) -> Option<&[u8]> {
     if packet.first()? >> 4 == 4 { packet.get(12..20) } else { packet.get(8..40) }
 }
 
-/// The IP packet of an Ethernet frame, with or without an 802.1Q tag; nothing of one that has none.
+/// The IP packet of an Ethernet frame, with or without an 802.1Q tag; empty for other frames.
 pub(crate) fn behind_ethernet(frame: &[u8]) -> &[u8] {
     let tag = if frame.get(12..14) == Some(&[0x81, 0]) { VLAN_TAG } else { 0 };
     match frame.split_at_checked(ETHERNET_HEADER + tag) {
@@ -85,8 +85,8 @@ pub(crate) fn behind_ethernet(frame: &[u8]) -> &[u8] {
     }
 }
 
-/// The destination in the head of an IP packet, and the slot whose connection it is of. So messages about a connection go the
-/// way of its packets, and overtake none.
+/// The destination in the head of an IP packet, and the slot that owns its connection. So messages about a connection
+/// use the same path as its packets, and do not overtake them.
 #[inline]
 pub(super) fn destination_of(head: &[u8]) -> Option<(&[u8], usize)> {
     let ends = ends_of(head)?;
@@ -107,17 +107,17 @@ pub(crate) fn destination(packet: &[u8]) -> Option<(IpAddr, u32)> {
     Some((address_of(&ends[ends.len() / 2..])?, owner::qpn_of(owner::datagram_of(packet)?)?))
 }
 
-/// Where a packet is from, and to.
+/// The check of a packet's source and destination.
 pub(super) enum Ends {
-    /// As the last one of the ring.
+    /// The same as in the last packet of the ring.
     Known,
     /// From another address of this host, to one of `own`.
     New(IpAddr),
-    /// A process must not speak for another host.
+    /// Any other: a process must not send for another host.
     Wrong,
 }
 
-/// `last` has the ends of the last packet of the ring that were right.
+/// `last` contains source and destination of the last valid packet of the ring.
 #[inline]
 pub(super) fn ends(packet: &[u8], last: &mut ArrayVec<u8, 32>, own: &[IpAddr], local: &[IpAddr]) -> Ends {
     let Some(ends) = ends_of(packet) else { return Ends::Wrong };

@@ -4,7 +4,7 @@ use std::time::Instant;
 use super::*;
 use crate::{Gathered, Icrc, Placed, Room, TAIL_MAX};
 
-/// Longer than anything here takes.
+/// Longer than any operation here.
 const LONG: Duration = Duration::from_secs(20);
 
 fn name(of: &str) -> String {
@@ -15,7 +15,7 @@ fn open(of: &str) -> Shm {
     Shm::open(&ShmConfig::new(name(of))).unwrap()
 }
 
-/// An IPv4 packet to the first queue pair of a slot, with so much behind the BTH.
+/// An IPv4 packet to the first queue pair of a slot, with `payload` bytes after the BTH.
 fn packet(source: [u8; 4], slot: usize, payload: usize) -> Vec<u8> {
     let mut packet = vec![0u8; 28 + 12 + payload];
     packet[0] = 0x45;
@@ -28,7 +28,7 @@ fn packet(source: [u8; 4], slot: usize, payload: usize) -> Vec<u8> {
 
 const OWN: [u8; 4] = [127, 0, 0, 1];
 
-/// Sends a frame, or nothing while others are held up. Returns whether it went.
+/// Sends a frame, unless another ring blocks. Returns whether it was sent.
 fn send(port: &mut Shm, frame: &[u8]) -> bool {
     let mut left = Some(frame);
     let mut source = |buffer: &mut [u8]| {
@@ -40,7 +40,7 @@ fn send(port: &mut Shm, frame: &[u8]) -> bool {
     left.is_none()
 }
 
-/// Frames that have come, with whether they have an ICRC.
+/// The received frames, each with whether it has an ICRC.
 fn take(port: &mut Shm) -> Vec<(Vec<u8>, bool)> {
     struct All(Vec<(Vec<u8>, bool)>);
     impl FrameSink for All {
@@ -61,7 +61,7 @@ fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Has a ring made from one port to another.
+/// Makes one port set up a ring to another.
 fn meet(from: &mut Shm, to: &mut Shm) {
     let frame = packet(OWN, to.slot.number(), 8);
     until(|| {
@@ -84,7 +84,7 @@ fn time_to(port: &mut Shm, to: usize) -> Duration {
 }
 
 #[test]
-fn a_neighbour_that_takes_nothing_holds_others_up_once() {
+fn a_full_ring_delays_others_once() {
     let [mut a, mut stopped, mut c] = [(); 3].map(|()| open("held"));
     meet(&mut a, &mut stopped);
     meet(&mut a, &mut c);
@@ -101,7 +101,7 @@ fn a_neighbour_that_takes_nothing_holds_others_up_once() {
         a.stats().tx_dropped > 0 && start.elapsed() >= Duration::from_millis(100),
         "held up, then dropped"
     );
-    // From here on it holds up nobody, also if it takes a frame now and then.
+    // From now on it blocks no other ring, even if it takes a frame now and then.
     let mut held = Duration::ZERO;
     for _ in 0..50 {
         stopped.links.incoming[0].ring.take(&mut [0; ring::FRAME_MAX]).unwrap();
@@ -110,7 +110,7 @@ fn a_neighbour_that_takes_nothing_holds_others_up_once() {
         held += time_to(&mut a, 2);
     }
     assert!(held < Duration::from_millis(50), "others were held up for {held:?}");
-    // It has come back, and gets all that is sent to it.
+    // It reads again, and receives all frames that are sent to it.
     until(|| take(&mut stopped).is_empty());
     let dropped = a.stats().tx_dropped;
     assert!(send(&mut a, &packet(OWN, 1, 100)));
@@ -119,7 +119,7 @@ fn a_neighbour_that_takes_nothing_holds_others_up_once() {
 }
 
 #[test]
-fn nobody_speaks_for_another_host() {
+fn packets_with_a_foreign_source_are_refused() {
     let [mut a, mut b] = [(); 2].map(|()| open("source"));
     meet(&mut a, &mut b);
     assert!(send(&mut a, &packet([192, 0, 2, 1], 1, 8)));
@@ -133,7 +133,7 @@ fn nobody_speaks_for_another_host() {
 }
 
 #[test]
-fn who_writes_what_cant_be_is_told_and_gets_a_new_ring() {
+fn a_corrupt_ring_is_closed_and_replaced() {
     let [mut a, mut b] = [(); 2].map(|()| open("corrupt"));
     meet(&mut a, &mut b);
     let outgoing = a.links.outgoing[0].as_ref().unwrap();
@@ -153,9 +153,9 @@ fn who_writes_what_cant_be_is_told_and_gets_a_new_ring() {
     });
 }
 
-/// What another one has sent is not lost with a ring that is closed, nor is a ring read that is not to be read yet.
+/// Frames of another process are not lost when a ring is closed, and a ring is not read too early.
 #[test]
-fn a_ring_that_is_closed_takes_nothing_with_it() {
+fn closing_a_ring_loses_no_frames_of_others() {
     let [mut a, mut b, mut c] = [(); 3].map(|()| open("closed"));
     meet(&mut a, &mut b);
     meet(&mut c, &mut b);
@@ -171,7 +171,7 @@ fn a_ring_that_is_closed_takes_nothing_with_it() {
 }
 
 #[test]
-fn a_ring_that_is_replaced_is_watched_no_more() {
+fn a_replaced_ring_is_no_longer_watched() {
     let [mut a, mut b] = [(); 2].map(|()| open("watches"));
     for _ in 0..5 {
         meet(&mut a, &mut b);
@@ -215,7 +215,7 @@ fn place(port: &mut Shm, to: usize) -> Option<bool> {
 }
 
 #[test]
-fn the_icrc_is_left_out_where_both_ends_want_it() {
+fn the_icrc_is_omitted_if_both_ends_agree() {
     for (n, [first, second]) in
         [[true, true], [true, false], [false, true], [false, false]].into_iter().enumerate()
     {
@@ -239,7 +239,7 @@ fn a_port_that_sleeps_is_woken() {
     let [mut a, mut b] = [(); 2].map(|()| open("sleep"));
     meet(&mut a, &mut b);
     let sleeper = std::thread::spawn(move || {
-        // The first wait ends at once, for mail has come since the last one.
+        // The first wait ends immediately, because mail has arrived since the last one.
         let (start, mut waits, mut frames) = (Instant::now(), 0, 0);
         while frames == 0 {
             b.wait(LONG).unwrap();

@@ -2,7 +2,7 @@ use super::EcnConfig;
 use super::ip::{self, Version};
 
 impl EcnConfig {
-    /// Of a frame that leaves so many bytes waiting behind it, or finds them before it.
+    /// The marking probability of a frame with this many bytes queued.
     pub(super) fn probability(&self, waiting: u64) -> f64 {
         if waiting <= self.kmin_bytes {
             0.0
@@ -14,8 +14,8 @@ impl EcnConfig {
     }
 }
 
-/// Makes the IP packet of an Ethernet `frame` Congestion Experienced (RFC 3168 section 5) and says
-/// whether it did: the packet is IPv4 or IPv6, ECN-capable, and not marked already.
+/// Marks the IP packet of an Ethernet `frame` Congestion Experienced (RFC 3168 section 5) and returns whether it did: the
+/// packet must be IPv4 or IPv6, ECN-capable, and not marked already.
 pub(super) fn mark(frame: &mut [u8]) -> bool {
     match ip::locate(frame) {
         Some((Version::V4, at)) => mark_ipv4(&mut frame[at..]),
@@ -33,7 +33,7 @@ fn mark_ipv4(packet: &mut [u8]) -> bool {
         return false;
     }
     packet[1] = tos | CE;
-    // RFC 1624 equation 3; the version and length byte above the TOS stays and cancels out.
+    // RFC 1624 equation 3; the version and length byte before the TOS is unchanged and cancels out.
     let checksum = u16::from_be_bytes([packet[10], packet[11]]);
     let sum = u32::from(!checksum) + u32::from(!u16::from(tos)) + u32::from(packet[1]);
     let sum = (sum & 0xffff) + (sum >> 16);
@@ -42,7 +42,7 @@ fn mark_ipv4(packet: &mut [u8]) -> bool {
     true
 }
 
-/// The traffic class lies across the first two bytes, its ECN bits in the second one's upper half.
+/// The traffic class spans the first two bytes; its ECN bits are in the second one's upper half.
 fn mark_ipv6(packet: &mut [u8]) -> bool {
     if matches!((packet[1] >> 4) & CE, NOT_ECT | CE) {
         return false;

@@ -1,13 +1,13 @@
 //! A fabric of switches in virtual time: queues, shared buffers, ECN, PFC, ECMP, failures.
 //!
-//! Hosts hang on links, links on switches or on other hosts. A switch stores a frame, chooses its way by a hash of the
-//! 5-tuple, and sends it from a queue of its class when the port's scheduler says so; its memory is shared
-//! ([`BufferConfig`]), it marks ([`EcnConfig`]) and pauses ([`PfcConfig`]). A host is one port, with a driver
-//! ([`HostPort`]) like any other: the engine above runs as on the wire.
+//! Each host has one link, to a switch or to another host. A switch stores a frame, chooses its path by a hash of the
+//! 5-tuple, and sends it from a queue of its class when the port's scheduler selects it; the switch's memory is shared
+//! ([`BufferConfig`]), it marks ([`EcnConfig`]) and pauses ([`PfcConfig`]). A host is one port with a driver
+//! ([`HostPort`]): the engine above runs as on a real network.
 //!
-//! Nothing happens by itself. [`Fabric::advance`] carries out what happens until a time; so does a burst of a port, until
+//! There is no background activity. [`Fabric::advance`] executes all events until a time; so does a burst of a port, until
 //! its `now`. The same seed and the same calls in the same order give the same run, bit for bit, on any machine; compare
-//! two by [`Fabric::trace_hash`]. Hosts that send nothing change nothing for the others.
+//! two by [`Fabric::trace_hash`]. Hosts that send nothing do not affect the others.
 //!
 //! ```
 //! use std::time::Duration;
@@ -98,7 +98,7 @@ pub struct LinkId(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(u32);
 
-/// What a link ends at.
+/// The end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
     /// A host.
@@ -109,7 +109,7 @@ pub enum Node {
 
 macro_rules! number {
     ($($id:ident)*) => { $(impl $id {
-        /// Its number, in the order in which they were added, from 0.
+        /// Its number, in the order of creation, from 0.
         pub fn number(self) -> usize {
             self.0 as usize
         }
@@ -129,7 +129,7 @@ impl From<SwitchId> for Node {
     }
 }
 
-/// The fabric. Clones are handles to the same one. An id of another fabric panics.
+/// The fabric. Clones are handles to the same one. Methods panic for an ID of another fabric.
 #[derive(Clone)]
 pub struct Fabric {
     simulation: Arc<Mutex<Simulation>>,
@@ -146,23 +146,23 @@ impl fmt::Debug for Fabric {
     }
 }
 
-/// Hosts, switches and links, each.
+/// The most hosts, switches and links, each.
 const MOST: usize = 1 << 20;
 
 impl Fabric {
-    /// A fabric with nothing in it. `seed` decides all that chance decides: marks, ways, impairments of links.
+    /// An empty fabric. `seed` determines all random choices: marks, paths, impairments of links.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names the field of `config` that makes no sense.
+    /// [`Error::Invalid`] names the invalid field of `config`.
     pub fn new(seed: u64, config: FabricConfig) -> Result<Fabric, Error> {
         config.check()?;
         Ok(Fabric { simulation: Arc::new(Mutex::new(Simulation::new(seed, config))) })
     }
 
-    /// Adds a host that owns `addresses`. Where two hosts own the same address, the older one is found.
+    /// Adds a host that owns `addresses`. If two hosts own the same address, the older one is used.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names the field of `config` that makes no sense.
+    /// [`Error::Invalid`] names the invalid field of `config`.
     pub fn add_host(&self, config: HostConfig, addresses: &[IpAddr]) -> Result<HostId, Error> {
         config.check()?;
         let mut simulation = lock(&self.simulation);
@@ -173,7 +173,7 @@ impl Fabric {
     /// Adds a switch.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names the field of `config` that makes no sense.
+    /// [`Error::Invalid`] names the invalid field of `config`.
     pub fn add_switch(&self, config: SwitchConfig) -> Result<SwitchId, Error> {
         config.check()?;
         let mut simulation = lock(&self.simulation);
@@ -181,14 +181,13 @@ impl Fabric {
         Ok(SwitchId(simulation.add_switch(config)))
     }
 
-    /// Links two of them, by a new port at each. A host has one port.
+    /// Connects two nodes by a link, with a new port at each. A host has one port.
     ///
-    /// The frames of either direction are sent at the link's rate, and suffer its impairments from then on; queue limits and
-    /// marking are the switches'.
+    /// The frames of either direction are sent at the link's rate, and then pass its impairments; queue limits and marking
+    /// are the switches'.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names the field of `link` that makes no sense, the rate if there is none, and a host that has a
-    /// link already.
+    /// [`Error::Invalid`] names the invalid field of `link`, the rate if it is missing, or a host that already has a link.
     pub fn link(&self, a: impl Into<Node>, b: impl Into<Node>, link: &LinkConfig) -> Result<LinkId, Error> {
         link.check()?;
         let Some(rate) = link.rate else { return Err(invalid("rate", "none", "bits per second")) };
@@ -215,21 +214,21 @@ impl Fabric {
         Ok(LinkId(simulation.add_link(link.clone(), rate, ends)))
     }
 
-    /// The driver of a host.
+    /// Opens the driver of a host.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a host that has no link, or is driven already.
+    /// [`Error::Invalid`] for a host that has no link, or whose driver is already open.
     pub fn open(&self, host: HostId) -> Result<HostPort, Error> {
         HostPort::open(self.simulation.clone(), host.0)
     }
 
-    /// Carries out all that happens until `now`.
+    /// Executes all events until `now`.
     pub fn advance(&self, now: Nanos) {
         lock(&self.simulation).advance(Picos::at(now));
     }
 
-    /// Carries out what happens until `limit`, or until a host has something to do: frames to receive, or room to send
-    /// what found none. Appends these hosts to `woken`, and returns the time that it is then.
+    /// Executes events until `limit`, or until a host has work: frames to receive, or room to send after there was none.
+    /// Appends these hosts to `woken`, and returns the time reached.
     pub fn advance_until_woken(&self, limit: Nanos, woken: &mut Vec<HostId>) -> Nanos {
         let mut simulation = lock(&self.simulation);
         simulation.advance_until_woken(Picos::at(limit));
@@ -237,24 +236,24 @@ impl Fabric {
         simulation.now.nanos()
     }
 
-    /// When something happens next without a call, if anything does.
+    /// The time of the next event, if there is one.
     pub fn next_event(&self) -> Option<Nanos> {
         lock(&self.simulation).next_event().map(Picos::nanos)
     }
 
-    /// A link goes down or comes up again at `time`. What is on it, and what waits for it, is lost.
+    /// Takes a link down or up at `time`. Frames on it and frames queued for it are lost.
     pub fn set_link(&self, link: LinkId, is_up: bool, time: Nanos) {
         let change = Change::Link { link: link.0, is_up };
         lock(&self.simulation).plan_change(Picos::at(time), change);
     }
 
-    /// A switch goes down or comes up again at `time`, with all its links.
+    /// Takes a switch down or up at `time`, with all its links.
     pub fn set_switch(&self, switch: SwitchId, is_up: bool, time: Nanos) {
         let change = Change::Switch { switch: switch.0, is_up };
         lock(&self.simulation).plan_change(Picos::at(time), change);
     }
 
-    /// The ports at the two ends of a link, in the order in which they were given.
+    /// The ports at the two ends of a link, in the order passed to [`link`](Fabric::link).
     pub fn ends(&self, link: LinkId) -> [PortId; 2] {
         lock(&self.simulation).links[link.number()].ends.map(PortId)
     }
@@ -269,7 +268,7 @@ impl Fabric {
         PortId(lock(&self.simulation).ports[port.number()].of.peer)
     }
 
-    /// Whose a port is, and its number there.
+    /// The owner of a port, and the port's number there.
     pub fn owner(&self, port: PortId) -> (Node, usize) {
         let of = lock(&self.simulation).ports[port.number()].of;
         let node = match of.owner {
@@ -284,28 +283,28 @@ impl Fabric {
         (0..lock(&self.simulation).ports.len() as u32).map(PortId)
     }
 
-    /// Bytes of a class, 0 to 7, that wait at a port, without the frame that is leaving.
+    /// Bytes of a class, 0 to 7, queued at a port, without the frame in transmission.
     pub fn queue_bytes(&self, port: PortId, class: u8) -> u64 {
         lock(&self.simulation).ports[port.number()].bytes(class & 7)
     }
 
-    /// What has happened to a class, 0 to 7, at a port until now.
+    /// The counters of a class, 0 to 7, at a port.
     pub fn queue_counters(&self, port: PortId, class: u8) -> QueueCounters {
         let simulation = lock(&self.simulation);
         simulation.ports[port.number()].counters(simulation.now, class & 7)
     }
 
-    /// What has happened at a port until now.
+    /// The counters of a port.
     pub fn port_counters(&self, port: PortId) -> PortCounters {
         lock(&self.simulation).ports[port.number()].counters
     }
 
-    /// Bytes of a switch's pool that are taken.
+    /// Used bytes of a switch's pool.
     pub fn pool_used(&self, switch: SwitchId) -> u64 {
         lock(&self.simulation).switches[switch.number()].buffer.used()
     }
 
-    /// Bytes of headroom that a class, 0 to 7, has taken at a port of a switch, and how much there is; none at a host.
+    /// Used and available bytes of headroom of a class, 0 to 7, at a port of a switch; zeros for a host.
     pub fn headroom(&self, port: PortId, class: u8) -> (u64, u64) {
         let simulation = lock(&self.simulation);
         let of = simulation.ports[port.number()].of;
@@ -317,13 +316,13 @@ impl Fabric {
         }
     }
 
-    /// Shows `tap` each frame that passes a port from now on: when its first bit leaves, or its last one has come in. It
-    /// must not use the fabric itself.
+    /// Passes each frame at a port to `tap` from now on: when its first bit leaves, or when its last bit has arrived. The
+    /// tap must not use the fabric itself.
     pub fn tap(&self, port: PortId, tap: Tap) {
         lock(&self.simulation).taps.add(port.0, tap);
     }
 
-    /// What has become of frames until now.
+    /// The counters of all frames.
     pub fn counters(&self) -> FabricCounters {
         lock(&self.simulation).counters()
     }
@@ -333,7 +332,7 @@ impl Fabric {
         lock(&self.simulation).trace_hash()
     }
 
-    /// Events that were planned until now.
+    /// The number of events scheduled so far.
     pub fn events(&self) -> u64 {
         lock(&self.simulation).events()
     }

@@ -1,27 +1,27 @@
-//! What chance does to the frames of one direction of a link.
+//! Random impairments of the frames of one direction of a link.
 
 use std::time::Duration;
 
 use super::random::Random;
 use super::{LinkConfig, REORDER_LIMIT};
 
-/// What becomes of one frame, or of each of its copies.
+/// The treatment of one frame, or of each of its copies.
 pub(super) struct Treatment {
-    /// The bit that is flipped.
+    /// The bit to flip.
     pub(super) flip: Option<usize>,
     pub(super) jitter: Duration,
-    /// How many later frames overtake it at most; none if it keeps its place.
+    /// The most later frames that overtake it; none if it keeps its place.
     pub(super) overtakers: usize,
 }
 
 impl LinkConfig {
-    /// Whether chance does anything to frames.
+    /// Whether there is any random impairment.
     pub(super) fn impairs(&self) -> bool {
         let chances = [self.loss, self.duplicate, self.corrupt, self.reorder];
         chances.iter().any(|chance| *chance > 0.0) || !self.jitter.is_zero()
     }
 
-    /// Draws what becomes of a frame of `len` bytes. A bit is flipped in any case if it has to be `corrupt`.
+    /// Draws the treatment of a frame of `len` bytes. With `corrupt` a bit is always flipped.
     pub(super) fn treatment(&self, random: &mut Random, len: usize, corrupt: bool) -> Treatment {
         let flips = corrupt || random.chance(self.corrupt);
         let flip = flips.then(|| random.below(len as u64 * 8) as usize);
@@ -35,7 +35,7 @@ impl LinkConfig {
 
 /// The order of the frames of one direction. Times are in any unit.
 pub(super) struct Impairment<F> {
-    /// The latest arrival of a frame in its place.
+    /// The latest arrival of a frame that was not held back.
     last_arrival: u64,
     /// Frames held back, in the order in which they were sent.
     held: Vec<Held<F>>,
@@ -43,7 +43,7 @@ pub(super) struct Impairment<F> {
 
 struct Held<F> {
     frame: F,
-    /// When it arrives at the latest.
+    /// Its latest time of arrival.
     deadline: u64,
     /// Frames that may still overtake it.
     overtakers: usize,
@@ -56,13 +56,13 @@ impl<F> Default for Impairment<F> {
 }
 
 impl<F> Impairment<F> {
-    /// With memory for all that it can hold back.
+    /// With memory for the most frames that it can hold back.
     pub(super) fn with_capacity() -> Impairment<F> {
         Impairment { last_arrival: 0, held: Vec::with_capacity(REORDER_LIMIT) }
     }
 
-    /// Takes a frame that would arrive at `arrival`, and is held back by `hold` at most for so many others to overtake it.
-    /// Hands each frame whose arrival is known now to `arrives`. Returns whether this one was held back.
+    /// Accepts a frame that would arrive at `arrival`, and is held back for at most `hold` so that others can overtake it.
+    /// Passes each frame whose arrival is now known to `arrives`. Returns whether this frame was held back.
     pub(super) fn pass(
         &mut self,
         frame: F,
@@ -83,7 +83,7 @@ impl<F> Impairment<F> {
         false
     }
 
-    /// Releases what need not be held back for longer than `now`.
+    /// Releases the frames whose deadline is not after `now`.
     pub(super) fn release_due(&mut self, now: u64, mut arrives: impl FnMut(u64, F)) {
         while let Some(at) = self.held.iter().position(|held| held.deadline <= now) {
             self.release(at, now, &mut arrives);
@@ -91,19 +91,19 @@ impl<F> Impairment<F> {
         }
     }
 
-    /// When the next frame arrives that is held back, if none overtakes it.
+    /// When the next held-back frame arrives, if none overtakes it.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         self.held.iter().map(|held| held.deadline).min()
     }
 
-    /// Takes out what is held back.
+    /// Removes all frames held back.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = F> {
         self.held.drain(..).map(|held| held.frame)
     }
 
-    /// Tells the first `older` frames held back that a later one has arrived at `arrival`, and
-    /// releases those for which it was the last. Each of these overtakes in turn those before it,
-    /// so that none is ever overtaken by more than it was to be.
+    /// Records for the first `older` frames held back that a later one has arrived at `arrival`, and releases those that no
+    /// more frames may overtake. Each released frame overtakes in turn those before it, so that no frame is overtaken by
+    /// more than its limit.
     fn overtaken(&mut self, older: usize, arrival: u64, arrives: &mut impl FnMut(u64, F)) {
         let mut older = older;
         loop {

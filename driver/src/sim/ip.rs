@@ -5,8 +5,8 @@ pub(super) enum Version {
     V6,
 }
 
-/// Where the IP packet of an Ethernet frame begins, untagged or with one 802.1Q tag; `None` if it has none with a whole
-/// fixed header.
+/// The offset of the IP packet in an Ethernet frame, untagged or with one 802.1Q tag; `None` without a complete fixed IP
+/// header.
 pub(super) fn locate(frame: &[u8]) -> Option<(Version, usize)> {
     let ether_type = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
     let mut at = 12;

@@ -9,7 +9,7 @@ use super::{Counters, Filter, LinkConfig, Verdict, WIRE_OVERHEAD, ecn};
 use crate::Nanos;
 use crate::loopback::Destination;
 
-/// Everything behind the ports: links, frames underway, chance and the record.
+/// The network behind the ports: links, frames in flight, random choices and the trace.
 pub(super) struct Network {
     pub(super) link: LinkConfig,
     pub(super) filter: Filter,
@@ -17,11 +17,11 @@ pub(super) struct Network {
     pub(super) trace: Trace,
     random: Random,
     ports: Vec<NetworkPort>,
-    /// Frames scheduled so far, which orders those that arrive at the same time.
+    /// The number of frames scheduled so far, which orders those that arrive at the same time.
     scheduled: u64,
 }
 
-/// A frame and the port whose memory it is.
+/// A frame and the port that owns its memory.
 pub(super) struct SimFrame {
     pub(super) bytes: Box<[u8]>,
     pub(super) len: usize,
@@ -32,7 +32,7 @@ pub(super) struct SimFrame {
 struct NetworkPort {
     addresses: Vec<IpAddr>,
     open: bool,
-    /// Frames that nobody uses. The last [`copies`] of them are for copies alone.
+    /// Unused frames. The last [`copies`] of them are reserved for copies.
     spare: Vec<SimFrame>,
     underway: BinaryHeap<Reverse<Underway>>,
     /// The links from this port, by number of the port at their other end.
@@ -41,8 +41,8 @@ struct NetworkPort {
 
 /// One direction between two ports.
 struct LinkState {
-    /// When the last bit of what was accepted so far has left, in picoseconds: a byte takes 80 of
-    /// them at 100 Gb/s, so that no rounding adds up.
+    /// When the last bit of the frames accepted so far has left, in picoseconds: at 100 Gb/s a byte takes 80 ps, so
+    /// rounding errors do not accumulate.
     busy_until: u128,
     impairment: Impairment<SimFrame>,
 }
@@ -66,7 +66,7 @@ impl Network {
         }
     }
 
-    /// Adds a port that may have `frames` frames underway and returns its number.
+    /// Adds a port that may have `frames` frames in flight and returns its number.
     pub(super) fn add_port(&mut self, addresses: &[IpAddr], frames: usize, max_frame: usize) -> usize {
         let number = self.ports.len();
         self.ports.push(NetworkPort {
@@ -76,7 +76,7 @@ impl Network {
             underway: BinaryHeap::new(),
             links: Vec::new(),
         });
-        // Whatever the ports have, any one of them may have to take it all.
+        // Any one of the ports may have to receive the frames of all.
         let total = self.ports.len() * (frames + copies(self.ports.len()));
         let ports = self.ports.len();
         for (owner, port) in self.ports.iter_mut().enumerate() {
@@ -89,7 +89,7 @@ impl Network {
         number
     }
 
-    /// Takes a port away, and what is underway to it.
+    /// Removes a port, and the frames in flight to it.
     pub(super) fn remove_port(&mut self, number: usize) {
         let port = &mut self.ports[number];
         port.open = false;
@@ -109,7 +109,7 @@ impl Network {
         self.ports.iter().map(|port| &port.addresses[..])
     }
 
-    /// A frame for `port` to fill, unless it has too many underway.
+    /// A frame for `port` to fill, unless too many of its frames are in flight.
     pub(super) fn spare_frame(&mut self, port: usize) -> Option<SimFrame> {
         let reserve = copies(self.ports.len());
         let spare = &mut self.ports[port].spare;
@@ -143,7 +143,7 @@ impl Network {
         }
     }
 
-    /// Hands over the frames that have arrived at `port` by `now`, `limit` of them at most.
+    /// Passes on the frames that have arrived at `port` by `now`, at most `limit`.
     pub(super) fn receive(&mut self, port: usize, now: Nanos, frames: &mut Vec<SimFrame>, limit: usize) {
         for from in 0..self.ports.len() {
             self.with_impairment(from, port, |impairment, arrives| {
@@ -167,7 +167,7 @@ impl Network {
         underway.map(|Reverse(next)| next.arrival).chain(deadlines).min()
     }
 
-    /// Takes `frame` through everything that happens once, whatever the number of copies.
+    /// Applies the steps that happen once to `frame`, independent of the number of copies.
     fn transmit(&mut self, now: Nanos, to: usize, mut frame: SimFrame, verdict: Verdict) {
         if !self.ports[to].open {
             return self.discard(frame, Fate::NoPort);
@@ -189,12 +189,12 @@ impl Network {
         self.propagate(departure, to, frame, verdict);
     }
 
-    /// Of its links, in bit/s.
+    /// The rate of its links, in bit/s.
     pub(super) fn rate(&self) -> Option<u64> {
         self.link.rate
     }
 
-    /// When the last bit of `frame` has left, if the queue takes it. May mark it.
+    /// When the last bit of `frame` has left, if the queue accepts it. May mark it.
     fn serialise(&mut self, now: Nanos, to: usize, frame: &mut SimFrame) -> Option<Nanos> {
         let Some(rate) = self.link.rate else { return Some(now) };
         let rate = u128::from(rate);
@@ -217,7 +217,7 @@ impl Network {
         Some(Nanos(end.div_ceil(PICOS_PER_NANO) as u64))
     }
 
-    /// Takes one copy through everything that happens on the way.
+    /// Applies the steps that happen to each copy.
     fn propagate(&mut self, departure: Nanos, to: usize, mut frame: SimFrame, verdict: Verdict) {
         let from = frame.owner;
         let link = &self.link;
@@ -240,8 +240,8 @@ impl Network {
         self.counters.reordered += u64::from(reordered);
     }
 
-    /// Hands the impairment of a link to `use_it`, and what puts a frame on its way to its arrival. Returns what it
-    /// does.
+    /// Calls `use_it` with the impairment of a link, and with a function that schedules a frame's arrival. Returns its
+    /// result.
     fn with_impairment(
         &mut self,
         from: usize,
@@ -267,7 +267,7 @@ impl Network {
     }
 
     fn copy(&mut self, frame: &SimFrame) -> SimFrame {
-        // `spare_frame` left enough of them; growing the pool is right even if it did not.
+        // `spare_frame` has reserved enough of them; allocating another one would be correct too.
         let spare = self.ports[frame.owner].spare.pop();
         let mut copy = spare.unwrap_or_else(|| SimFrame::new(frame.bytes.len(), frame.owner));
         copy.len = frame.len;
@@ -279,7 +279,7 @@ impl Network {
 const PICOS_PER_NANO: u128 = 1_000;
 const PICOS_PER_SECOND: u128 = 1_000_000_000_000;
 
-/// How many copies of one frame a network of `ports` ports may make: it floods, and duplicates.
+/// The most copies of one frame in a network of `ports` ports: it floods, and duplicates.
 fn copies(ports: usize) -> usize {
     2 * ports
 }
@@ -320,7 +320,7 @@ impl PartialEq for Underway {
 
 impl Eq for Underway {}
 
-/// What the trace says of a frame.
+/// The fate of a frame in the trace.
 #[derive(Clone, Copy)]
 enum Fate {
     Arrives = 1,

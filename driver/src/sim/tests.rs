@@ -33,7 +33,7 @@ fn receive(port: &mut SimPort, now: Nanos) -> Vec<u32> {
     got
 }
 
-/// Sends `count` frames, one a microsecond, and returns the numbers that arrive with their times.
+/// Sends `count` frames, one per microsecond, and returns the numbers of those that arrive with their times.
 fn run(network: &SimNetwork, a: &mut SimPort, b: &mut SimPort, count: u32) -> Vec<(Nanos, u32)> {
     let to = a.resolve(ip(2)).unwrap().found().unwrap();
     let mut got = Vec::new();
@@ -46,7 +46,7 @@ fn run(network: &SimNetwork, a: &mut SimPort, b: &mut SimPort, count: u32) -> Ve
     got
 }
 
-/// Jumps from arrival to arrival until nothing is underway.
+/// Jumps from arrival to arrival until no frame is in flight.
 fn drain(network: &SimNetwork, port: &mut SimPort) -> Vec<(Nanos, u32)> {
     let mut got = Vec::new();
     while let Some(now) = network.next_arrival() {
@@ -78,7 +78,7 @@ fn an_ideal_link_delivers_at_once_and_in_order() {
 }
 
 #[test]
-fn frames_go_by_address_and_floods_leave_out_the_sender_and_closed_ports() {
+fn frames_are_forwarded_by_address_and_floods_skip_the_sender_and_closed_ports() {
     let network = SimNetwork::new(1, LinkConfig::default()).unwrap();
     let mut ports: Vec<SimPort> = (1..=4).map(|n| network.port(&[ip(n)])).collect();
     let gone = ports.pop().unwrap();
@@ -96,7 +96,7 @@ fn frames_go_by_address_and_floods_leave_out_the_sender_and_closed_ports() {
 }
 
 #[test]
-fn probabilities_hold_over_many_frames() {
+fn impairment_rates_match_their_probabilities() {
     let link =
         LinkConfig { loss: 0.01, duplicate: 0.02, corrupt: 0.03, reorder: 0.04, ..LinkConfig::default() };
     let (network, mut a, mut b) = pair(42, link);
@@ -143,7 +143,7 @@ fn corruption_flips_one_bit() {
 }
 
 #[test]
-fn reordered_frames_are_overtaken_by_no_more_than_asked_and_by_as_many() {
+fn reordered_frames_are_overtaken_by_at_most_the_configured_number() {
     for reorder_by in [1, 3, 64] {
         let link = LinkConfig {
             reorder: 0.2,
@@ -215,7 +215,7 @@ fn a_rate_gives_exact_times_without_drift() {
         assert_eq!(at.0, 1000 + ((u64::from(*n) + 1) * 672).div_ceil(100));
     }
     assert_eq!(got.len(), 1000);
-    // An idle link starts afresh, and the other direction is a link of its own.
+    // An idle link starts again without delay, and the other direction is a separate link.
     send(&mut a, Nanos(10_000), to, 0..1);
     assert_eq!(network.next_arrival(), Some(Nanos(10_007)));
     send(&mut b, Nanos(10_000), port_mac(0), 1..2);
@@ -223,7 +223,7 @@ fn a_rate_gives_exact_times_without_drift() {
 }
 
 #[test]
-fn the_queue_limit_drops_what_would_exceed_it() {
+fn frames_beyond_the_queue_limit_are_dropped() {
     let link = LinkConfig { rate: Some(1_000_000_000), queue_limit: Some(10 * 84), ..LinkConfig::default() };
     let (network, mut a, mut b) = pair(1, link);
     let to = a.resolve(ip(2)).unwrap().found().unwrap();
@@ -236,7 +236,7 @@ fn the_queue_limit_drops_what_would_exceed_it() {
     assert_eq!(numbers(&drain(&network, &mut b)), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16]);
 }
 
-/// An IPv4 packet in a frame, with ECN bits and a right header checksum, built as a plain sum.
+/// An IPv4 packet in a frame, with ECN bits and a correct header checksum, computed as a plain sum.
 fn ipv4_frame(ecn: u8, vlan: bool) -> Vec<u8> {
     let mut frame = port_mac(1).to_vec();
     frame.extend(port_mac(0));
@@ -274,7 +274,7 @@ fn ones_sum(header: &[u8]) -> u16 {
 }
 
 #[test]
-fn ecn_marks_capable_packets_alone_and_changes_nothing_else() {
+fn only_ecn_capable_packets_are_marked() {
     for (build, tos_bits) in [(ipv4_frame as fn(u8, bool) -> Vec<u8>, (1, 0)), (ipv6_frame, (1, 4))] {
         for vlan in [false, true] {
             let start = if vlan { 18 } else { 14 };
@@ -284,12 +284,12 @@ fn ecn_marks_capable_packets_alone_and_changes_nothing_else() {
                 assert_eq!(ecn::mark(&mut frame), ecn_bits == 1 || ecn_bits == 2);
                 let expected = if ecn_bits == 0 { 0 } else { 3 };
                 assert_eq!((frame[start + tos_bits.0] >> tos_bits.1) & 3, expected);
-                // Which has the right checksum, summed up afresh.
+                // It has the correct checksum, computed from scratch.
                 assert_eq!(frame, build(expected, vlan));
             }
         }
     }
-    // Too short, or no IP: left alone.
+    // Too short, or not IP: unchanged.
     for len in 0..33 {
         assert!(!ecn::mark(&mut ipv4_frame(1, false)[..len]));
     }
@@ -299,7 +299,7 @@ fn ecn_marks_capable_packets_alone_and_changes_nothing_else() {
 }
 
 #[test]
-fn ecn_marking_follows_the_queue() {
+fn ecn_marking_follows_the_queue_length() {
     let frame = ipv4_frame(2, false);
     let bytes = frame.len() as u64 + WIRE_OVERHEAD;
     let ecn = EcnConfig { kmin_bytes: 10 * bytes, kmax_bytes: 110 * bytes, pmax: 0.2 };
@@ -316,7 +316,7 @@ fn ecn_marking_follows_the_queue() {
         .unwrap();
         network.counters().marked
     };
-    // Frame n finds n frames waiting: none marked up to kmin, all above kmax, some between.
+    // Frame n finds n frames queued: none marked up to kmin, all above kmax, some between.
     assert_eq!(burst(11, 0, &mut a), 0);
     let between = burst(100, 0, &mut a);
     assert!((1..30).contains(&between), "{between}");
@@ -333,7 +333,7 @@ fn ecn_marking_follows_the_queue() {
 }
 
 #[test]
-fn a_filter_scripts_the_fate_of_each_frame() {
+fn a_filter_determines_the_verdict_of_each_frame() {
     let (network, mut a, mut b) = pair(1, LinkConfig::default());
     let mut n = 0;
     network.set_filter(Box::new(move |frame| {
@@ -359,7 +359,7 @@ fn a_filter_scripts_the_fate_of_each_frame() {
 }
 
 #[test]
-fn a_link_can_be_cut_and_mended() {
+fn a_link_can_be_cut_and_restored() {
     let (network, mut a, mut b) = pair(1, LinkConfig::default());
     let to = a.resolve(ip(2)).unwrap().found().unwrap();
     network.set_config(LinkConfig { loss: 1.0, ..LinkConfig::default() }).unwrap();
@@ -372,7 +372,7 @@ fn a_link_can_be_cut_and_mended() {
 }
 
 #[test]
-fn a_port_with_all_its_frames_underway_takes_no_more_until_some_arrive() {
+fn a_port_with_all_frames_in_flight_accepts_no_more_until_some_arrive() {
     let link = LinkConfig { delay: Duration::from_micros(1), duplicate: 1.0, ..LinkConfig::default() };
     let config = NetworkConfig { mtu: 1500, frames: 100 };
     let network = SimNetwork::with_config(1, link, config).unwrap();
@@ -380,7 +380,7 @@ fn a_port_with_all_its_frames_underway_takes_no_more_until_some_arrive() {
     for round in 0..5 {
         let now = Nanos(round * 10_000);
         assert_eq!(send(&mut a, now, [0xff; 6], 0..200), 50);
-        // The other port has its own.
+        // The other port has its own frames.
         assert_eq!(send(&mut b, now, port_mac(0), 0..10), 10);
         assert_eq!(receive(&mut b, now + SECOND).len(), 100);
         assert_eq!(receive(&mut a, now + SECOND).len(), 20);
@@ -425,7 +425,7 @@ fn the_same_seed_gives_the_same_run_and_another_seed_another() {
 }
 
 #[test]
-fn the_trace_sees_time_bytes_and_fate() {
+fn the_trace_covers_time_bytes_and_fate() {
     let hash = |now: u64, number: u32, loss: f64| {
         let (network, mut a, _b) = pair(1, LinkConfig { loss, ..LinkConfig::default() });
         send(&mut a, Nanos(now), port_mac(1), number..number + 1);
@@ -439,7 +439,7 @@ fn the_trace_sees_time_bytes_and_fate() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_name() {
+fn errors_name_the_invalid_field() {
     let ok = LinkConfig::default;
     let ecn = EcnConfig { kmin_bytes: 2, kmax_bytes: 1, pmax: 0.5 };
     for (link, message) in [

@@ -1,4 +1,4 @@
-//! How a process becomes a member of a group.
+//! Joining a group.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,9 +21,9 @@ use crate::private_directory;
 use crate::sealed::SealedError;
 use crate::waker::timespec;
 
-/// How long a member may take to answer: its thread has nothing else to do.
+/// How long a member may take to answer. Its thread has no other work.
 const ANSWER: Duration = Duration::from_millis(500);
-/// How long each is waited for before the next is asked.
+/// How long one member is waited for before the next is asked.
 const QUICK_ANSWER: Duration = Duration::from_millis(20);
 
 /// The first bytes of messages at names.
@@ -31,23 +31,23 @@ pub(super) const HELLO: u8 = b'H';
 pub(super) const MEMBERS: u8 = b'M';
 pub(super) const JOINED: u8 = b'J';
 pub(super) const HEARD: u8 = b'A';
-/// The longest of them.
+/// The longest of these messages.
 pub(super) const ROOM: usize = 64;
 
-/// What a member says of its group, in answer to [`HELLO`]; descriptors come beside it.
+/// A member's description of its group, the answer to [`HELLO`], with descriptors.
 #[derive(Debug)]
 pub(super) struct Members {
     pub(super) table: Table,
     pub(super) common: Vec<OwnedFd>,
     pub(super) descriptors: Vec<OwnedFd>,
-    /// Of the member and of others that it knows.
+    /// Of the member and of other members that it knows.
     pub(super) mailboxes: Vec<(usize, OwnedFd)>,
 }
 
-/// What a newcomer says of itself.
+/// A new process's description of itself.
 #[derive(Debug)]
 pub(super) struct Joined {
-    /// Descriptors that the group has for slots now.
+    /// The number of slots for which the group has descriptors now.
     pub(super) count: usize,
     /// Slot, descriptor, mailbox.
     pub(super) slots: Vec<(usize, OwnedFd, OwnedFd)>,
@@ -72,7 +72,8 @@ fn become_member<R: Resource>(
     mut resource: R,
 ) -> Result<Vec<Slot>, Error> {
     let os = |source: io::Error| failed(&known_as, &source);
-    // Where nobody can be met, for want of a directory or of room in it, others are not needed by everybody.
+    // If members can't be found, because there is no directory or no room in it, a resource that does not need others
+    // can be used alone.
     let needs_others = resource.needs_others();
     let alone = |error: io::Error| {
         if needs_others || is_short(&error) {
@@ -123,7 +124,7 @@ fn become_member<R: Resource>(
         if let Some(descriptor) = parts.descriptors.get(slot) {
             resource.renew(descriptor.as_fd())?;
         }
-        // The next one.
+        // The next slot.
         if parts.descriptors.len() == slot {
             parts.descriptors.push(resource.add(&parts)?.into());
             table.set_descriptors(parts.descriptors.len());
@@ -164,14 +165,14 @@ fn become_member<R: Resource>(
     let thread = Arc::new(Thread { handle: Mutex::new(Some(thread)), process: std::process::id() });
     drop(held);
     for slot in found.nameless {
-        // Whoever has ended needs no name.
+        // A process that has ended needs no name.
         group.post(slot, NAMELESS, &[], &[]);
     }
     let slot = |(number, mailbox)| Slot { group: group.clone(), number, mailbox, thread: thread.clone() };
     Ok(numbers.into_iter().map(slot).collect())
 }
 
-/// Takes the names of the lowest free slots, as many as there are up to `count`. Under the lock nobody comes.
+/// Takes the names of the lowest free slots, at most `count`. Because of the lock no other process joins.
 fn bind_free(name: &Name, alive: u64, count: usize) -> io::Result<Vec<(usize, Listener)>> {
     let free = (0..SLOTS).filter(|slot| alive >> slot & 1 == 0);
     let bind = |slot: usize| {
@@ -181,9 +182,9 @@ fn bind_free(name: &Name, alive: u64, count: usize) -> io::Result<Vec<(usize, Li
     free.take(count).map(bind).collect()
 }
 
-/// Looks who is there, and what they have; `None` of it if there is nobody.
+/// Finds the members, and what they have; `None` for the latter if there are none.
 fn look(name: &Name, what: &str) -> Result<(Present, Option<(Table, Parts)>), Error> {
-    // A child that was just forked, and has not begun its program yet, holds names of processes that have ended.
+    // A forked child that has not executed its program yet keeps names of processes that have ended.
     for _ in 0..LOOKS_MAX {
         let mut found = Present::look(name, what)?;
         if found.alive == 0 {
@@ -196,16 +197,16 @@ fn look(name: &Name, what: &str) -> Result<(Present, Option<(Table, Parts)>), Er
     Err(Error::sharing(what, "processes that share it end all the time".to_owned()))
 }
 
-/// So often whoever there is may end while it is asked.
+/// How often all members may end while they are asked.
 const LOOKS_MAX: u32 = 100;
 
-/// The processes that are there when a newcomer comes.
+/// The members at the time when a new process joins.
 struct Present {
     /// Slots with processes.
     alive: u64,
-    /// Those that are connected.
+    /// The members that are connected.
     connections: Vec<(usize, OwnedFd)>,
-    /// Those whose names are gone: others have their mailboxes.
+    /// The members whose names were removed: other members have their mailboxes.
     nameless: Vec<usize>,
 }
 
@@ -224,8 +225,8 @@ impl Present {
         Ok(present)
     }
 
-    /// What the group has, by the first member that knows all of it.
-    /// `None` if nobody does, and somebody has ended meanwhile.
+    /// Everything that the group has, from the first member that knows all of it. `None` if no member does, and one has
+    /// ended meanwhile.
     fn ask(&mut self, what: &str) -> Result<Option<(Table, Parts)>, Error> {
         let (mut best, mut answers, mut has_ended): (Option<Members>, usize, bool) = (None, 0, false);
         let mut take = |answered: io::Result<Message>| match answered.and_then(Members::read) {
@@ -238,7 +239,7 @@ impl Present {
                 }
                 Ok(is_all)
             }
-            // Nobody's answer would be had.
+            // No answer can be received.
             Err(error) if is_short(&error) => Err(failed(what, &error)),
             Err(error) => {
                 tracing::debug!("a process that shares {what} does not answer: {error}");
@@ -247,10 +248,11 @@ impl Present {
                 Ok(false)
             }
         };
-        // Many may be stopped, and a newcomer has the lock: each of them has a moment first, and then all of them the same time.
+        // Many members may be stopped while a new process has the lock: each is waited for briefly, and then all of
+        // them together.
         let (mut silent, mut is_all) = (Vec::new(), false);
         for (_, connection) in &self.connections {
-            // One that has ended says so when it is listened to.
+            // If it has ended, receiving from it shows this.
             let _ = message::send(connection, &[&[HELLO]], &[]);
             match answer(connection, Instant::now() + QUICK_ANSWER) {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => silent.push(connection),
@@ -268,8 +270,8 @@ impl Present {
             is_all = take(answer(connection, deadline))?;
         }
         self.find_nameless(best.iter().flat_map(|best| &best.mailboxes), what);
-        // One that was stopped while others came has not heard of them yet. But what none of all that there are knows is gone: a
-        // newcomer has ended before it was a member.
+        // A member that was stopped while others joined does not know them yet. But descriptors that no existing member
+        // knows no longer exist: a new process has ended before it was a member.
         let everybody = answers == self.alive.count_ones() as usize;
         if let Some(best) = best.as_ref().filter(|_| everybody) {
             best.table.set_descriptors(best.descriptors.len());
@@ -296,7 +298,7 @@ impl Present {
         let mut parts = Parts { common, descriptors, mailboxes: Vec::new() };
         parts.mailboxes.resize_with(SLOTS, || None);
         for (slot, mailbox) in mailboxes {
-            // One whose process has ended since is nobody's.
+            // Its process has ended meanwhile.
             if self.alive >> slot & 1 == 1 {
                 parts.mailboxes[slot] = Some(mailbox.into());
             }
@@ -304,7 +306,7 @@ impl Present {
         Ok(Some((table, parts)))
     }
 
-    /// Whose mailbox is open is there, whatever became of its name: its slot and its socket are not to be had.
+    /// A process whose mailbox is open exists, even without its name: its slot and its socket are in use.
     fn find_nameless<'a>(&mut self, mailboxes: impl Iterator<Item = &'a (usize, OwnedFd)>, what: &str) {
         for (slot, mailbox) in mailboxes {
             if self.alive >> slot & 1 == 0 && !is_hung_up(mailbox) {
@@ -319,13 +321,13 @@ impl Present {
         }
     }
 
-    /// Tells every member of the new slots, and waits until those that are not stopped have heard it.
+    /// Notifies every member of the new slots, and waits until all members that are not stopped have acknowledged.
     fn tell(&self, own: &[Own], parts: &Parts, what: &str) {
         let mut waiting = Vec::new();
         for (slot, connection) in &self.connections {
             match send_joined(connection, own, parts) {
                 Ok(()) => waiting.push((*slot, connection)),
-                // It has ended just now.
+                // It has just ended.
                 Err(error)
                     if [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset]
                         .contains(&error.kind()) => {}
@@ -341,7 +343,7 @@ impl Present {
         for (slot, connection) in waiting {
             let has_heard = loop {
                 match answer(connection, deadline) {
-                    // What it was asked before, and was late with.
+                    // A late answer to the earlier request.
                     Ok(message) if message.bytes.first() == Some(&MEMBERS) => {}
                     answered => break answered.is_ok_and(|message| message.bytes == [HEARD]),
                 }
@@ -353,14 +355,14 @@ impl Present {
     }
 }
 
-/// Whether nobody reads the mailbox. The descriptors of a process that is ending are closed one after the other.
+/// Whether no process reads the mailbox. The descriptors of a process that is ending are closed one after another.
 fn is_hung_up(mailbox: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(mailbox, PollFlags::empty())];
     let polled = poll(&mut fds, Some(&timespec(QUICK_ANSWER)));
     polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// Who is at the other end, for people.
+/// The other end, for messages.
 fn process(connection: &OwnedFd) -> String {
     Credentials::of_peer(connection).map_or("a process".to_owned(), |peer| format!("pid {}", peer.pid))
 }
@@ -385,7 +387,7 @@ fn answer(connection: &OwnedFd, deadline: Instant) -> io::Result<Message> {
 }
 
 impl Members {
-    /// Says what a group has.
+    /// Sends the description of a group.
     pub(super) fn send(connection: &OwnedFd, group: &Group, own: &[Own]) -> io::Result<()> {
         let parts = group.parts();
         let mut descriptors = vec![group.table.file()];
@@ -451,7 +453,7 @@ impl Joined {
     }
 }
 
-/// Of files that a process, or the host, may have open.
+/// Whether it is the limit of open files of the process or the host.
 pub(super) fn is_short(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }

@@ -1,4 +1,4 @@
-//! Messages between processes, with descriptors beside them.
+//! Messages between processes, with descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,10 +12,10 @@ use rustix::net::{
 
 use super::SLOTS;
 
-/// Most descriptors in one message; the kernel's SCM_MAX_FD is 253.
+/// The most descriptors in one message; the kernel's SCM_MAX_FD is 253.
 pub(super) const DESCRIPTORS_MAX: usize = 2 * SLOTS + 8;
 
-/// A message as it came.
+/// A received message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) bytes: Vec<u8>,
@@ -34,7 +34,8 @@ pub(super) fn send(socket: impl AsFd, parts: &[&[u8]], descriptors: &[BorrowedFd
     Ok(())
 }
 
-/// Takes the next message into `room`, which is as long as the longest; `None` at the end of the connection. Never blocks.
+/// Receives the next message into `room`, which has room for the longest one; `None` at the end of the connection.
+/// Never blocks.
 pub(super) fn receive(socket: impl AsFd, room: &mut [u8]) -> io::Result<Option<Message>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -47,13 +48,13 @@ pub(super) fn receive(socket: impl AsFd, room: &mut [u8]) -> io::Result<Option<M
         }
     }
     if received.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < DESCRIPTORS_MAX {
-        // There was room for all of them here, but not in this process.
+        // The buffer had room for all descriptors, but the process has reached its limit.
         return Err(Errno::MFILE.into());
     }
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
     }
     let bytes = room[..received.bytes.min(room.len())].to_vec();
-    // No message is empty.
+    // Messages are never empty.
     Ok((!bytes.is_empty()).then_some(Message { bytes, descriptors }))
 }

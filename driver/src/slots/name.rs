@@ -1,11 +1,11 @@
 //! Names by which processes of one user find each other, and the lock of a group.
 //!
-//! A name is a Unix socket in a directory that only the user can reach ([`private_directory`]). It belongs to one
-//! network namespace, as the shared addresses do. The socket that a killed process leaves behind refuses connections,
-//! and the next process removes it.
+//! A name is a Unix socket in a directory that only the user can access ([`private_directory`]). It belongs to one
+//! network namespace, like the shared addresses. A killed process leaves a socket behind that refuses connections, and
+//! the next process removes it.
 //!
 //! Abstract sockets would leave nothing behind. But any user can take their names and fill their backlogs, and can send
-//! a connection with descriptors that delay whoever closes them, before it is known who the sender is.
+//! a connection with descriptors that delay the process which closes them, before the sender is known.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -27,34 +27,34 @@ use crate::private_directory;
 use crate::sealed::file_size_max;
 use crate::user_ids::UserIds;
 
-/// How names start, with the version of them and of what is said between their processes: those of different versions do not find
-/// each other. The network namespace comes next.
+/// The beginning of names, with the version of the names and of the protocol between their processes: processes with
+/// different versions do not find each other. It is followed by the network namespace.
 const START: &str = "slots-2-";
-/// Newcomers that wait at a name.
+/// New processes that may be pending at a name.
 const BACKLOG: i32 = 64;
 const PAUSE: Duration = Duration::from_millis(1);
-/// Entries of the directory that are looked at for what was left.
+/// The most entries of the directory that are checked for remains of killed processes.
 const CLEARED_MAX: usize = 4096;
 
-/// What processes share, by name.
+/// A group, by its name.
 #[derive(Clone, Debug)]
 pub(super) struct Name {
-    /// Nobody else finds it without one.
+    /// If there is none, no other process finds the group.
     directory: Option<Arc<OwnedFd>>,
     prefix: String,
 }
 
-/// Who has a name.
+/// The owner of a name.
 #[derive(Debug)]
 pub(super) enum Found {
     Nobody,
     /// A process, connected.
     Process(OwnedFd),
-    /// One that does not take connections now: it takes none in its turn, for it is stopped.
+    /// A process that does not accept connections now, because it is stopped.
     Busy,
 }
 
-/// A name of this process, at which others connect. It is given up on drop.
+/// A name of this process, to which others connect. It is removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: OwnedFd,
@@ -70,14 +70,14 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some((directory, file)) = &self.file {
-            // Before the socket is closed: while it takes connections nobody else has the name.
+            // Before the socket is closed: while it accepts connections, no other process takes the name.
             let _ = unlinkat(directory, file, AtFlags::empty());
         }
     }
 }
 
 impl Listener {
-    /// Makes the file again that somebody has removed. Under the [lock](Lock), while nobody has the name.
+    /// Creates the removed file again. Needs the [lock](Lock), and no process may have the name.
     pub(super) fn bind_again(&mut self) -> io::Result<()> {
         if let Some((directory, file)) = &self.file {
             self.socket = bound(directory, file)?;
@@ -94,10 +94,11 @@ fn bound(directory: &OwnedFd, file: &str) -> io::Result<OwnedFd> {
 }
 
 impl Name {
-    /// Of `what` in this thread's network namespace.
+    /// The name of the group `what` in this thread's network namespace.
     ///
     /// # Errors
-    /// Nobody could find it, or anybody: the reason. [`Name::alone`] will do for whoever needs nobody else.
+    /// If no process, or any process, could find the group, with the reason. A process that needs no others can use
+    /// [`Name::alone`].
     pub(super) fn new(what: &str) -> io::Result<Name> {
         let user = rustix::process::geteuid().as_raw();
         if UserIds::read().is_anybody(user) {
@@ -108,8 +109,7 @@ impl Name {
         let path = private_directory::of_user();
         let directory = private_directory::make(&path)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-        // What cleans directories for temporary files leaves those alone that are locked so (tmpfiles.d(5)); it is no harm
-        // where that can't be.
+        // Programs that clean temporary directories skip those with this lock (tmpfiles.d(5)). A failure is harmless.
         let _ = flock(&directory, FlockOperation::NonBlockingLockShared);
         let namespace = std::fs::metadata("/proc/thread-self/ns/net")
             .map_err(|error| io::Error::new(error.kind(), format!("/proc/thread-self/ns/net: {error}")))?;
@@ -118,12 +118,12 @@ impl Name {
         Ok(Name { directory: Some(Arc::new(directory)), prefix })
     }
 
-    /// One that nobody else finds.
+    /// A group that no other process finds.
     pub(super) fn alone() -> Name {
         Name { directory: None, prefix: String::new() }
     }
 
-    /// Takes the name of `part`, or `None` if somebody has it. Under the [lock](Lock).
+    /// Takes the name of `part`, or returns `None` if it is in use. Needs the [lock](Lock).
     pub(super) fn bind(&self, part: &str) -> io::Result<Option<Listener>> {
         let Some(directory) = &self.directory else {
             return Ok(Some(Listener { socket: eventfd(0, EventfdFlags::CLOEXEC)?, file: None }));
@@ -141,16 +141,17 @@ impl Name {
         Ok(Some(Listener { socket, file: Some((directory.clone(), file)) }))
     }
 
-    /// Takes away what killed processes have left of these parts. Under the [lock](Lock), while nobody has any of them.
+    /// Removes files that killed processes have left for these parts. Needs the [lock](Lock), and no process may have
+    /// any of them.
     pub(super) fn clear(&self, parts: impl Iterator<Item = String>) {
         let Some(directory) = &self.directory else { return };
         for part in parts {
-            // It refuses connections, and so does what can't be removed.
+            // It refuses connections, and so does a file that can't be removed.
             let _ = unlinkat(directory, self.file(&part), AtFlags::empty());
         }
     }
 
-    /// Takes away what killed processes have left of names of other network namespaces, which nobody may see again.
+    /// Removes files that killed processes have left for other network namespaces, which may never be seen again.
     pub(super) fn clear_namespaces(&self) {
         let Some(directory) = &self.directory else { return };
         let Ok(entries) = Dir::read_from(directory) else { return };
@@ -165,7 +166,7 @@ impl Name {
             }
             let Some((prefix, part)) = file.rsplit_once('-') else { continue };
             let name = Name { directory: self.directory.clone(), prefix: prefix.to_owned() };
-            // Whoever has the lock has or gets these names; under it nobody is about to.
+            // The lock ensures that no process is taking these names.
             if part.parse::<usize>().is_ok()
                 && let Ok(Ok(_lock)) = Lock::try_take(&name)
                 && let Ok(Found::Nobody) = name.connect(part)
@@ -175,12 +176,12 @@ impl Name {
         }
     }
 
-    /// Connects to who has the name of `part`.
+    /// Connects to the owner of the name of `part`.
     pub(super) fn connect(&self, part: &str) -> io::Result<Found> {
         let Some(directory) = &self.directory else { return Ok(Found::Nobody) };
         let socket = socket()?;
         match connect(&socket, &address(directory, &self.file(part))?) {
-            // The user alone could have put it there; but a file system may say so of what another one has.
+            // Only the user could have created it, but a file system may report this for another user's file.
             Ok(()) if Credentials::of_peer(&socket)?.uid != rustix::process::geteuid().as_raw() => {
                 Err(io::Error::other(format!("another user's process has the name of slot {part}")))
             }
@@ -196,7 +197,7 @@ impl Name {
     }
 }
 
-/// Whether who has connected is of this user: root can reach the directory too.
+/// Whether the connected process is of this user: root can access the directory too.
 pub(super) fn admits(connection: &UnixStream) -> bool {
     let user = rustix::process::geteuid().as_raw();
     Credentials::of_peer(connection).is_ok_and(|peer| peer.uid == user)
@@ -207,13 +208,13 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Of a file in what was opened and checked, whatever is in its place by now. It has 108 bytes at most, of which names have what
-/// descriptor, namespace and slot leave.
+/// The address of a file in the directory that was opened and checked, even if another one has its path now. It has at
+/// most 108 bytes, and names have those that descriptor, namespace and slot leave.
 fn address(directory: &OwnedFd, file: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{file}", directory.as_raw_fd()))?)
 }
 
-/// Whoever has it may change what the processes share. Its file is there while somebody has it.
+/// The right to change the shared resource. Its file exists while a process has the lock.
 #[derive(Debug)]
 pub(super) struct Lock(#[expect(dead_code, reason = "held until it is dropped")] Option<Held>);
 
@@ -227,13 +228,13 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Whoever waits for this file finds that it is gone, and takes a new one.
+        // A process that waits for this file finds that it was removed, and creates a new one.
         let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
     }
 }
 
 impl Lock {
-    /// `Err` says who has it, as far as that is known.
+    /// `Err` contains the holder, if known.
     pub(super) fn try_take(name: &Name) -> io::Result<Result<Lock, String>> {
         let Some(directory) = &name.directory else { return Ok(Ok(Lock(None))) };
         let path = name.file("lock");
@@ -250,11 +251,11 @@ impl Lock {
         }
         match statat(directory, &path, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(there) if there.st_ino == file.metadata()?.ino() => {}
-            // Who had it has ended since it was opened.
+            // The holder has ended since the file was opened.
             Ok(_) | Err(Errno::NOENT) => return Ok(Err(String::new())),
             Err(error) => return Err(error.into()),
         }
-        // For people, and no harm where there is no room for it.
+        // Only for messages, so a failure for lack of room is harmless.
         let holder = format!("pid {}", std::process::id());
         if holder.len() as u64 <= file_size_max() {
             let _ = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
@@ -262,7 +263,7 @@ impl Lock {
         Ok(Ok(Lock(Some(Held { directory: directory.clone(), name: path, file }))))
     }
 
-    /// Waits for it, for `patience` at most. `Err` says who has it then.
+    /// Waits for the lock, at most for `patience`. `Err` contains the holder.
     pub(super) fn take(name: &Name, patience: Duration) -> io::Result<Result<Lock, String>> {
         let deadline = Instant::now() + patience;
         loop {
@@ -290,14 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_other_namespaces_is_cleared() {
+    fn files_left_for_other_namespaces_are_removed() {
         let ours = name("cleared");
         let of = |namespace: &str| Name {
             directory: ours.directory.clone(),
             prefix: format!("{START}{namespace}-{}-cleared", std::process::id()),
         };
         let (gone, alive) = (of("1"), of("2"));
-        // Nobody has it, as after a kill.
+        // Without a process, as after a kill.
         let path = |name: &Name, part: &str| private_directory::of_user().join(name.file(part));
         let left = || drop(std::os::unix::net::UnixDatagram::bind(path(&gone, "5")).unwrap());
         left();
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_processs_until_it_ends() {
+    fn a_name_belongs_to_one_process_until_it_ends() {
         let name = name("one");
         assert!(matches!(name.connect("3").unwrap(), Found::Nobody));
         let first = name.bind("3").unwrap();
@@ -325,7 +326,7 @@ mod tests {
         drop(first);
         assert!(!is_there(&name, "3"));
         assert!(matches!(name.connect("3").unwrap(), Found::Nobody));
-        // A process that is killed takes nothing away.
+        // A killed process removes nothing.
         let mut killed = name.bind("3").unwrap().unwrap();
         killed.file = None;
         drop(killed);
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_apart() {
+    fn names_are_distinct() {
         let [one, other] = ["a/b", "a%2Fb"].map(name);
         let _first = one.bind("0").unwrap();
         assert!(matches!(other.connect("0").unwrap(), Found::Nobody));
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_whose_process_takes_nobody_is_busy() {
+    fn a_name_whose_process_does_not_accept_is_busy() {
         let name = name("busy");
         let _held = name.bind("0").unwrap();
         let _waiting: Vec<_> = (0..=BACKLOG).map(|_| name.connect("0").unwrap()).collect();
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_finds_who_is_alone() {
+    fn a_group_alone_is_not_found() {
         let name = Name::alone();
         let listener = name.bind("0").unwrap().unwrap();
         assert!(matches!(name.connect("0").unwrap(), Found::Nobody));
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_lock() {
+    fn the_lock_has_one_holder() {
         let name = name("lock");
         let lock = Lock::try_take(&name).unwrap().expect("it is free");
         let refused = Lock::take(&name, Duration::from_millis(5)).unwrap().unwrap_err();
@@ -377,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_is_one_threads_at_a_time() {
+    fn one_thread_has_the_lock_at_a_time() {
         let name = name("turns");
         let inside = std::sync::atomic::AtomicUsize::new(0);
         std::thread::scope(|scope| {

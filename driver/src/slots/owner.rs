@@ -1,13 +1,13 @@
-//! The process that a packet is for, on an address that several processes share.
+//! The process that receives a packet, on an address that several processes share.
 //!
-//! The number of a queue pair names its slot. The address has one QP1. A response of the connection manager carries the
-//! communication id of the requester, whose low bits are its slot; a request carries the service that it asks for (IBA
-//! 12.6, docs/protocol.md §2).
+//! The number of a queue pair determines its slot. The address has one QP1. A response of the connection manager
+//! contains the communication id of the requester, whose low bits are its slot; a request contains the service that it
+//! asks for (IBA 12.6, docs/protocol.md §2).
 
 use super::{Group, PACKET, SLOTS};
 
-/// Set in the number of each queue pair whose context may be one of several on its address, and in no
-/// other: nothing else tells a sender where packets that leave at once may be for several queue pairs.
+/// Set in the number of every queue pair whose context may share its address, and in no other. Only this bit tells a
+/// sender that packets sent at once may be for several queue pairs.
 pub(crate) const SHARED: u32 = 1;
 /// Odd and even numbers of each slot.
 pub(crate) const NUMBERS: u32 = 2 * SLOTS as u32;
@@ -15,7 +15,7 @@ pub(crate) const NUMBERS: u32 = 2 * SLOTS as u32;
 /// The queue pair of MADs.
 pub(crate) const QP1: u32 = 1;
 
-/// What an IP packet has from its BTH on.
+/// The part of an IP packet from its BTH on.
 #[inline]
 pub(crate) fn datagram_of(packet: &[u8]) -> Option<&[u8]> {
     const UDP: usize = 8;
@@ -23,7 +23,7 @@ pub(crate) fn datagram_of(packet: &[u8]) -> Option<&[u8]> {
     packet.get(network + UDP..)
 }
 
-/// The queue pair that a packet is for, from its BTH on.
+/// The destination QPN of a packet, from its BTH on.
 #[inline]
 pub(crate) fn qpn_of(datagram: &[u8]) -> Option<u32> {
     let &[_, a, b, c] = datagram.get(4..8)? else { return None };
@@ -35,7 +35,7 @@ pub(crate) fn qpns(slot: usize) -> (u32, u32) {
     if slot == 0 { (0, 2) } else { (2 * slot as u32 + SHARED, NUMBERS) }
 }
 
-/// The slot that has the queue pair.
+/// The slot of a queue pair.
 #[inline]
 pub(crate) fn slot_of(qpn: u32) -> usize {
     if qpn & SHARED == 0 { 0 } else { ((qpn % NUMBERS) >> 1) as usize }
@@ -46,7 +46,7 @@ pub(crate) fn comm_ids(slot: usize) -> (u32, u32) {
     (slot as u32, SLOTS as u32)
 }
 
-/// Hands a packet, whose part from the BTH on is `datagram`, to whom it is for, slot `own` of this process not left out.
+/// Forwards a packet to its owners, including slot `own` of this process. `datagram` is its part from the BTH on.
 pub(crate) fn post(group: &Group, own: usize, datagram: &[u8], packet: &[u8]) {
     let Some(qpn) = qpn_of(datagram) else { return };
     let to = slot_of(qpn);
@@ -58,19 +58,19 @@ pub(crate) fn post(group: &Group, own: usize, datagram: &[u8], packet: &[u8]) {
     }
 }
 
-/// Hands a packet for QP1, whose part from the BTH on is `datagram`, to whom it is for. Returns whether it is for slot `own` of
-/// this process, which has it already.
+/// Forwards a packet for QP1 to its owners. `datagram` is its part from the BTH on. Returns whether slot `own` of this
+/// process, which already has the packet, is an owner.
 pub(crate) fn post_mad(group: &Group, own: usize, datagram: &[u8], packet: &[u8]) -> bool {
     let alive = group.alive();
     let lowest = alive & alive.wrapping_neg();
     let first = || group.first_with_services().map_or(lowest, |slot| 1 << slot);
     let to = match recipient(datagram) {
         Recipient::Slot(slot) if alive >> slot & 1 == 1 => 1 << slot,
-        // It has ended, and all its connections with it: somebody with a connection manager says so.
+        // It has ended with all its connections. Another process with a connection manager answers so.
         Recipient::Slot(slot) if group.is_vacant(slot) => first(),
-        // It has come just now; the peer asks again.
+        // It has just joined. The peer will retransmit.
         Recipient::Slot(_) => 0,
-        // The same where nobody has it.
+        // As above, if no process has the service.
         Recipient::Service(service) => group.find(service).map_or_else(first, |slot| 1 << slot),
         Recipient::Unknown => lowest,
         Recipient::Anybody if group.may_tell_all() => alive,
@@ -85,7 +85,8 @@ pub(crate) fn post_mad(group: &Group, own: usize, datagram: &[u8], packet: &[u8]
     to >> own & 1 == 1
 }
 
-/// Whose connection a packet is of, from its BTH on: of a queue pair, or of QP1 in an exchange that the slot has begun or taken.
+/// The owner of a packet's connection, from its BTH on: of its queue pair, or for QP1 the slot that has started or
+/// accepted the exchange.
 #[inline]
 pub(crate) fn party(datagram: &[u8]) -> Option<usize> {
     match qpn_of(datagram)? {
@@ -97,25 +98,25 @@ pub(crate) fn party(datagram: &[u8]) -> Option<usize> {
     }
 }
 
-/// Whom a MAD is for.
+/// The recipient of a MAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recipient {
-    /// The process that drew the communication id.
+    /// The process that allocated the communication id.
     Slot(usize),
-    /// Whoever has the service.
+    /// The process with the service.
     Service(u64),
-    /// Whoever knows the exchange by the peer's id: of a REJ, whose sender may not know ours.
+    /// The process that knows the exchange by the peer's id: for a REJ, whose sender may not know the receiver's id.
     Anybody,
-    /// It is no message of the connection manager, or one without the id that it must have.
+    /// None: it is not a message of the connection manager, or lacks the required id.
     Unknown,
 }
 
-/// The BTH, the DETH.
+/// The length of BTH and DETH.
 const MAD: usize = 12 + 8;
-/// A MAD's header.
+/// The offset of the body, after a MAD's header.
 const BODY: usize = MAD + 24;
 
-/// Of a packet for QP1, from its BTH on.
+/// The recipient of a packet for QP1, from its BTH on.
 fn recipient(packet: &[u8]) -> Recipient {
     let number =
         |at: usize| packet.get(at..).and_then(|rest| rest.first_chunk()).map(|n| u32::from_be_bytes(*n));
@@ -127,14 +128,14 @@ fn recipient(packet: &[u8]) -> Recipient {
         Some(REQ | SIDR_REQ) => service().map(Recipient::Service),
         Some(SIDR_REP) => number(BODY).map(of_comm_id),
         Some(REJ) if number(BODY + 4) == Some(0) => Some(Recipient::Anybody),
-        // All of these have the sender's id first and the receiver's behind it.
+        // All of these contain the sender's id, followed by the receiver's.
         Some(MRA..=DREP | LAP | APR) => number(BODY + 4).map(of_comm_id),
         _ => None,
     };
     found.unwrap_or(Recipient::Unknown)
 }
 
-/// Who sent the request that a packet begins with, from its BTH on.
+/// The sender of a request, from its BTH on.
 pub(crate) fn sender(packet: &[u8]) -> Option<usize> {
     let is_mad = qpn_of(packet)? == QP1;
     let comm_id = u32::from_be_bytes(*packet.get(BODY..)?.first_chunk()?);
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_of_one_slot() {
+    fn a_number_belongs_to_one_slot() {
         for slot in 0..SLOTS {
             let (rest, divisor) = qpns(slot);
             assert!((0..1000).all(|n| slot_of(n * divisor + rest) == slot));
@@ -187,7 +188,7 @@ mod tests {
         }
         assert_eq!(recipient(&mad(SIDR_REP, &asked)), Recipient::Slot(1));
         for attribute in (MRA..=DREP).chain([LAP, APR]) {
-            // Each of several processes would answer a DREQ to anybody, which may come from an address that is not its sender's.
+            // Otherwise each of several processes would answer a DREQ to any address, even a forged source address.
             let expected = if attribute == REJ { Recipient::Anybody } else { Recipient::Unknown };
             assert_eq!(recipient(&mad(attribute, &[0, 0, 0, 65, 0, 0, 0, 0])), expected);
         }

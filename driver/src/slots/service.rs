@@ -1,5 +1,5 @@
-//! The thread of a member. It answers newcomers, takes mail and detects members that have ended, also while its program
-//! does not poll.
+//! The thread of a member. It answers new processes, receives mail and detects members that have ended, even while its
+//! program does not poll.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,17 +22,17 @@ use super::{
 };
 use crate::waker::timespec;
 
-/// Connections at once; more wait in a name's backlog.
+/// The most connections at once. More are pending in a name's backlog.
 const CONNECTIONS_MAX: usize = 32;
 /// How long a connection may be silent.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Messages from one place at a time, so that none keeps the others waiting.
+/// The most messages received from one descriptor at a time, so that none blocks the others.
 const MESSAGES_MAX: usize = 64;
-/// An offer begins with so many bytes that say who makes it.
+/// The length of the sender's description at the beginning of an offer.
 const SENDER: usize = 17;
-/// How soon it is tried again what others keep from being done.
+/// How soon an operation blocked by other processes is tried again.
 const RETRY: Duration = Duration::from_millis(5);
-/// How often members are looked for whose mailbox is not known: they were stopped when this one came.
+/// How often members without a known mailbox are queried: they were stopped when this process joined.
 const SEARCH: Duration = Duration::from_secs(1);
 const STACK: usize = 256 << 10;
 
@@ -42,7 +42,7 @@ pub(super) struct Own {
     pub(super) slot: usize,
     pub(super) listener: Listener,
     pub(super) mailbox: OwnedFd,
-    /// The end that others have; this one keeps it for newcomers.
+    /// The end that other members have. This process keeps it for new ones.
     pub(super) mailbox_of_others: Arc<OwnedFd>,
 }
 
@@ -51,17 +51,17 @@ pub(super) struct Service<R> {
     own: Vec<Own>,
     resource: R,
     connections: Vec<Connection>,
-    /// Descriptors of slots without a process, and own names, are to be looked after, since then.
+    /// Since when descriptors of slots without a process, and own names, need cleaning up.
     untidy: Option<Instant>,
-    /// Somebody has come and could not tell it here, for this process's name was gone.
+    /// Whether a new process could not notify this one, because its name was removed.
     is_found_missing: bool,
     searched: Instant,
-    /// This process had as many files open as it may, so that it may have missed something.
+    /// Whether this process has reached its limit of open files, so that it may have missed messages.
     is_short: bool,
     room: Vec<u8>,
 }
 
-/// Says that nobody needs to wait for the thread any more.
+/// Signals that the thread has ended.
 struct Ending(Arc<Group>);
 
 impl Drop for Ending {
@@ -72,11 +72,11 @@ impl Drop for Ending {
     }
 }
 
-/// Somebody at the name of a slot, or a member that this one has asked.
+/// A connection at the name of a slot, or to a member that this one has asked.
 struct Connection {
     socket: OwnedFd,
     since: Instant,
-    /// Whose name it is.
+    /// The slot of the name.
     slot: Option<usize>,
     is_over: bool,
 }
@@ -87,7 +87,7 @@ impl Connection {
     }
 }
 
-/// What is ready.
+/// A ready descriptor.
 enum Ready {
     Bell,
     Listener(usize),
@@ -95,13 +95,13 @@ enum Ready {
     Connection(usize),
     /// The process of this slot, which had this mailbox, has ended.
     Gone(usize, Arc<OwnedFd>),
-    /// One that is watched has ended.
+    /// A watched process has ended.
     Watched(u64),
     Served(Arc<OwnedFd>),
 }
 
 impl<R: Resource> Service<R> {
-    /// Starts the thread, which ends with the last of the process's slots.
+    /// Starts the thread. It ends with the last slot of the process.
     pub(super) fn start(group: Arc<Group>, own: Vec<Own>, resource: R) -> io::Result<JoinHandle<()>> {
         let service = Service {
             group,
@@ -118,7 +118,7 @@ impl<R: Resource> Service<R> {
     }
 
     fn run(mut self) {
-        // Whoever gives up a slot waits for the thread, also for one that has panicked.
+        // A slot being given up waits for the thread, even if the thread has panicked.
         let _end = Ending(self.group.clone());
         while !self.own.is_empty() {
             let ready = self.wait();
@@ -130,7 +130,7 @@ impl<R: Resource> Service<R> {
                     Ready::Listener(index) => self.accept(index),
                     Ready::Mailbox(index) => self.take_mail(index),
                     Ready::Connection(index) => self.hear(index),
-                    // Another one may have come in its place just now.
+                    // Another process may have just taken its slot.
                     Ready::Gone(slot, mailbox) if self.has_mailbox(slot, &mailbox) => self.lose(slot),
                     Ready::Gone(..) => {}
                     Ready::Watched(number) => self.tell_gone(number),
@@ -181,7 +181,7 @@ impl<R: Resource> Service<R> {
         for served in &served {
             watch(Ready::Served(served.clone()), served.as_fd(), PollFlags::IN);
         }
-        // That the other end is closed is told without being asked for.
+        // A closed other end is reported without being requested.
         for (slot, end) in ends.iter().enumerate() {
             if let Some(end) = end {
                 watch(Ready::Gone(slot, end.clone()), end.as_fd(), PollFlags::empty());
@@ -208,7 +208,7 @@ impl<R: Resource> Service<R> {
         }
     }
 
-    /// Whether this process has the lowest of all slots, and so does what one has to do.
+    /// Whether this process has the lowest of all slots, and so does the group's common work.
     fn is_first(&self) -> bool {
         let lowest = self.group.alive().trailing_zeros() as usize;
         self.own.iter().any(|own| own.slot == lowest)
@@ -222,7 +222,7 @@ impl<R: Resource> Service<R> {
             }
             let connection = match accept_with(&self.own[index].listener, flags) {
                 Ok(connection) => connection,
-                // It is told again at once that somebody waits.
+                // The pending connection is reported again immediately.
                 Err(Errno::MFILE | Errno::NFILE) => {
                     self.lack_files();
                     thread::sleep(RETRY);
@@ -249,13 +249,13 @@ impl<R: Resource> Service<R> {
         }
     }
 
-    /// Takes what is said on a connection.
+    /// Receives messages from a connection.
     fn hear(&mut self, index: usize) {
         let connection = &mut self.connections[index];
         connection.since = Instant::now();
         let said = match message::receive(&connection.socket, &mut self.room) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            // It has ended and not read all, which is told once, in front of what it has said before.
+            // It has ended without reading everything. This is reported once, before its earlier messages.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
             said => said,
         };
@@ -277,12 +277,12 @@ impl<R: Resource> Service<R> {
         }
     }
 
-    /// Returns whether the connection goes on.
+    /// Returns whether the connection stays open.
     fn answer(&mut self, index: usize, message: Message) -> io::Result<bool> {
         let Connection { socket: connection, slot, .. } = &self.connections[index];
         match message.bytes.first() {
             Some(&HELLO) => {
-                // Who has asked may have gone since, for this process was stopped; what it has said behind that counts.
+                // The process may have ended because this one was stopped. Its further messages still count.
                 if let Err(error) = Members::send(connection, &self.group, &self.own) {
                     debug!("a process that asks for {} receives no answer: {error}", self.group.what);
                 }
@@ -291,7 +291,7 @@ impl<R: Resource> Service<R> {
             Some(&JOINED) => {
                 let joined = Joined::read(message).ok_or(io::ErrorKind::InvalidData)?;
                 self.take_in(joined);
-                // As above. Whoever hears it relies on being known here.
+                // As above. A process that receives this relies on being known here.
                 let _ = message::send(&self.connections[index].socket, &[&[HEARD]], &[]);
                 Ok(true)
             }
@@ -300,7 +300,7 @@ impl<R: Resource> Service<R> {
                 let Message { mut bytes, descriptors } = message;
                 bytes.remove(0);
                 let inbox = &self.group.inboxes[*slot];
-                // The program may not look for long, and who offers does it again.
+                // The program may not read its mail for long, and offers are repeated.
                 inbox.forget(|mail| mail.kind == OFFER && mail.bytes.get(..SENDER) == bytes.get(..SENDER));
                 if descriptors.len() > 2 || !inbox.put(Mail { kind: OFFER, bytes, descriptors }) {
                     self.group.lose(*slot, 1);
@@ -308,7 +308,7 @@ impl<R: Resource> Service<R> {
                 Ok(false)
             }
             Some(&PACKET) => {
-                // Of a port on another address of this host, which has no mailbox of this group.
+                // From a port on another address of this host, which has no mailbox of this group.
                 let packet = &message.bytes[1..];
                 if let (Some(own), Some(datagram)) = (self.group.first_own(), owner::datagram_of(packet)) {
                     owner::post(&self.group, own, datagram, packet);
@@ -323,7 +323,7 @@ impl<R: Resource> Service<R> {
         }
     }
 
-    /// A process has come.
+    /// Adds a new process.
     fn take_in(&mut self, joined: Joined) {
         let group = self.group.clone();
         let mut parts = group.parts();
@@ -340,7 +340,7 @@ impl<R: Resource> Service<R> {
             parts.mailboxes[slot] = Some(mailbox.into());
         }
         group.set_alive(alive);
-        // This process was stopped while others came. What it lacks must be had before what comes behind it.
+        // This process was stopped while others joined. It must have all their descriptors before later ones.
         let lacks_some = parts.descriptors.len() < joined.count;
         self.resource.changed(&parts, alive, group.own.load(Ordering::Acquire));
         drop(parts);
@@ -349,7 +349,7 @@ impl<R: Resource> Service<R> {
         }
     }
 
-    /// Another member has said what it knows.
+    /// Adds what another member knows.
     fn learn(&mut self, members: Members) {
         let mut parts = self.group.parts();
         let known = parts.descriptors.len();
@@ -364,7 +364,7 @@ impl<R: Resource> Service<R> {
         self.resource.changed(&parts, self.group.alive(), self.group.own.load(Ordering::Acquire));
     }
 
-    /// Whether something is known to be unknown.
+    /// Whether information about a known slot is missing.
     fn is_searching(&self) -> bool {
         let parts = self.group.parts();
         let known =
@@ -375,7 +375,7 @@ impl<R: Resource> Service<R> {
             || (0..SLOTS).any(|slot| alive >> slot & 1 == 1 && !known(slot))
     }
 
-    /// Asks those of whom something is not known, and others for what they know.
+    /// Asks the processes about which information is missing, and others for what they know.
     fn search(&mut self) {
         if !self.is_searching() {
             return;
@@ -387,7 +387,7 @@ impl<R: Resource> Service<R> {
     fn ask_all(&mut self) {
         for slot in 0..SLOTS {
             let is_there = self.ask(slot);
-            // The end of one whose mailbox is known is told, whatever became of its name.
+            // The end of a process with a known mailbox is reported, even without its name.
             if !is_there
                 && self.group.parts().mailboxes[slot].is_none()
                 && self.group.alive() >> slot & 1 == 1
@@ -433,7 +433,7 @@ impl<R: Resource> Service<R> {
             let is_it = watch.number == number;
             if is_it {
                 let bytes = number.to_ne_bytes().to_vec();
-                // It must be told: a watch counts beyond what finds room.
+                // It must be delivered, so watches are exempt from the limit.
                 self.group.inboxes[watch.slot].put_always(Mail {
                     kind: GONE,
                     bytes,
@@ -468,7 +468,7 @@ impl<R: Resource> Service<R> {
         }
     }
 
-    /// Gives up the slots that are to be.
+    /// Gives up the requested slots.
     fn leave(&mut self) {
         let leaving = self.group.leaving.swap(0, Ordering::AcqRel);
         if leaving == 0 {
@@ -484,11 +484,11 @@ impl<R: Resource> Service<R> {
         self.group.one_left.notify_all();
     }
 
-    /// Looks after the slots without a process, as far as this one knows. What processes that have ended have left the process
-    /// with the lowest slot retires: the others would do the same.
+    /// Cleans up after the slots known to have no process. The process with the lowest slot retires what ended
+    /// processes have left, because all would do the same.
     fn tidy(&mut self) {
         let lock = match Lock::try_take(&self.group.name) {
-            // A newcomer changes the group, and may well be about to take such a slot.
+            // A new process is changing the group, and may be about to take such a slot.
             Ok(Err(_)) | Err(_) => return,
             Ok(lock) => lock,
         };
@@ -509,7 +509,7 @@ impl<R: Resource> Service<R> {
             if self.group.alive() >> slot & 1 == 1 {
                 continue;
             }
-            // A process that has come in the place of one that has ended, while this one was stopped, may have told it in vain.
+            // A new process in the slot may have notified this one in vain, because this one was stopped.
             if self.ask(slot) || !is_first {
                 continue;
             }

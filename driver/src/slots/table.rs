@@ -1,5 +1,5 @@
-//! Which process has which service: a table in memory that all members map. Entries are taken under the lock. The
-//! entries of a process that has ended are no longer valid, and another process clears them.
+//! The services of each process: a table in memory that all members map. Entries are added under the lock. The entries
+//! of a process that has ended are no longer valid, and another process clears them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,31 +7,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::SLOTS;
 use crate::sealed::{SealedError, SealedMemory};
 
-/// Services that a group has at once.
+/// The most services of a group.
 pub(super) const SERVICES_MAX: usize = 4096;
 const HEADER: usize = 64;
 const ENTRY: usize = 16;
 const LENGTH: usize = HEADER + SERVICES_MAX * ENTRY;
-/// Words of the header: how many descriptors the group has for its slots, and how many entries were ever used.
+/// Words of the header: the number of descriptors for the group's slots, and the number of entries ever used.
 const DESCRIPTORS: usize = 0;
 const USED: usize = 8;
-/// What was told of the group's count of packets: see [`Group::untold`](super::Group::untold).
+/// The reported part of the group's count of packets: see [`Group::untold`](super::Group::untold).
 const TOLD: usize = 16;
-/// In the word of an entry's owner: it listens no more.
+/// Flag in the word of an entry's owner: it no longer listens.
 const FORMER: u64 = 1 << 32;
 
 #[derive(Debug)]
 pub(super) struct Table {
     memory: SealedMemory,
-    /// For those who join.
+    /// For new members.
     file: OwnedFd,
 }
 
-/// What came of listening.
+/// The result of listening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Listened {
     Done,
-    /// Somebody else has the service.
+    /// Another slot has the service.
     Taken(usize),
     Full,
 }
@@ -50,7 +50,7 @@ impl Table {
         self.file.as_fd()
     }
 
-    /// How many slots have had a process yet.
+    /// The number of slots that have ever had a process.
     pub(super) fn descriptors(&self) -> usize {
         (self.memory.word(DESCRIPTORS).load(Ordering::Acquire) as usize).min(SLOTS)
     }
@@ -59,7 +59,7 @@ impl Table {
         self.memory.word(DESCRIPTORS).store(count as u64, Ordering::Release);
     }
 
-    /// The service is that of `slot` from now on. `alive` are the slots that have processes.
+    /// Assigns the service to `slot`. `alive` are the slots with processes.
     pub(super) fn listen(&self, service: u64, slot: usize, alive: u64) -> Listened {
         match self.find(service, alive) {
             Some(other) if other != slot => return Listened::Taken(other),
@@ -83,18 +83,18 @@ impl Table {
         Listened::Done
     }
 
-    /// The slot is still who had the service last, as long as nothing else needs the entry. It needs no lock, for nobody else
-    /// changes an entry whose process listens.
+    /// Ends listening. The slot remains the last owner of the service until the entry is needed otherwise. This needs
+    /// no lock, because no other process changes the entry of a process that listens.
     pub(super) fn unlisten(&self, service: u64, slot: usize) {
         let listens = slot as u64 + 1;
         for index in (0..self.used()).filter(|index| self.is_of(*index, service)) {
             let owner = self.entry(index)[1];
-            // It fails where the entry is another slot's, or is former already.
+            // It fails if the entry is another slot's, or already former.
             let _ = owner.compare_exchange(listens, listens | FORMER, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// Forgets all that `slot` had.
+    /// Removes all entries of `slot`.
     pub(super) fn clear(&self, slot: usize) {
         for index in 0..self.used() {
             if self.holder(index, u64::MAX).is_some_and(|(holder, _)| holder == slot) {
@@ -103,20 +103,20 @@ impl Table {
         }
     }
 
-    /// Whose the service is.
+    /// The slot with the service.
     pub(super) fn find(&self, service: u64, alive: u64) -> Option<usize> {
         let mut all = (0..self.used()).filter(|index| self.is_of(*index, service));
         all.find_map(|index| self.owner(index, alive))
     }
 
-    /// Whose the service is, or was last.
+    /// The slot with the service, or the last one that had it.
     pub(super) fn find_last(&self, service: u64, alive: u64) -> Option<usize> {
         let all = || (0..self.used()).filter(|index| self.is_of(*index, service));
         let former = || all().find_map(|index| Some(self.holder(index, alive)?.0));
         self.find(service, alive).or_else(former)
     }
 
-    /// The lowest slot that has any service.
+    /// The lowest slot with any service.
     pub(super) fn first_with_any(&self, alive: u64) -> Option<usize> {
         (0..self.used()).filter_map(|index| self.owner(index, alive)).min()
     }
@@ -138,7 +138,7 @@ impl Table {
         self.holder(index, alive).and_then(|(slot, listens)| listens.then_some(slot))
     }
 
-    /// The slot of an entry, if it has a process, and whether that listens still.
+    /// The slot of an entry, if it has a process, and whether it still listens.
     fn holder(&self, index: usize, alive: u64) -> Option<(usize, bool)> {
         let word = self.entry(index)[1].load(Ordering::Acquire);
         let slot = (word & !FORMER).checked_sub(1)?;
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_is_one_slots_while_it_is_alive() {
+    fn a_service_belongs_to_one_slot_while_its_process_runs() {
         let table = Table::create().unwrap();
         let other = Table::open(table.file().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(table.listen(7, 3, 0b1001), Listened::Done);
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(other.listen(8, 0, 0b1001), Listened::Done);
         assert_eq!((table.find(7, 0b1001), table.find(8, 0b1001)), (Some(3), Some(0)));
         assert_eq!((table.find(9, 0b1001), table.first_with_any(0b1001)), (None, Some(0)));
-        // Slot 3 ends, and its entry is used again.
+        // Slot 3 ends, and its entry is reused.
         assert_eq!((table.find(7, 1), table.listen(7, 0, 1)), (None, Listened::Done));
         assert_eq!(table.used(), 2);
         other.unlisten(7, 3);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_a_service_last_is_known_until_somebody_else_has_it() {
+    fn the_last_owner_of_a_service_is_known_until_it_is_replaced() {
         let table = Table::create().unwrap();
         assert_eq!(
             (table.listen(7, 3, 0b1011), table.listen(8, 3, 0b1011)),
@@ -186,7 +186,7 @@ mod tests {
         table.unlisten(7, 3);
         assert_eq!((table.find(7, 0b1011), table.find_last(7, 0b1011)), (None, Some(3)));
         assert_eq!(table.find_last(7, 0b0011), None, "its process has ended");
-        // Another service has another entry, the same one its own again.
+        // Another service gets another entry, and the same service its own again.
         assert_eq!((table.listen(9, 0, 0b1011), table.used()), (Listened::Done, 3));
         assert_eq!((table.listen(7, 1, 0b1011), table.used()), (Listened::Done, 3));
         assert_eq!((table.find_last(7, 0b1011), table.find_last(8, 0b1011)), (Some(1), Some(3)));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_says_so() {
+    fn a_full_table_is_reported() {
         let table = Table::create().unwrap();
         for service in 0..SERVICES_MAX as u64 {
             assert_eq!(table.listen(service, 0, 1), Listened::Done);
@@ -206,9 +206,9 @@ mod tests {
         assert_eq!(table.listen(1 << 40, 0, 1), Listened::Done);
     }
 
-    /// Another process may write what it likes.
+    /// Another process may write anything.
     #[test]
-    fn what_stands_there_is_checked() {
+    fn entries_are_checked() {
         let table = Table::create().unwrap();
         for offset in (0..LENGTH).step_by(8) {
             table.memory.word(offset).store(u64::MAX, Ordering::Relaxed);

@@ -82,7 +82,7 @@ fn a_full_mailbox_refuses() {
     assert!(sent < 100_000, "the kernel's socket has no end");
 }
 
-/// All that the group has stays as long as anybody is there, and ends with the last.
+/// All descriptors of the group are kept as long as it has a member, and are closed with the last one.
 #[test]
 fn all_slots_can_have_a_process_and_no_more() {
     let mut all: Vec<Slot> = (0..SLOTS).map(|_| join_one("all")).collect();
@@ -99,7 +99,7 @@ fn all_slots_can_have_a_process_and_no_more() {
         assert!(all[from].group().post(to, 0, b"x", &[]));
         assert_eq!(mail_of(&all[to]).bytes, b"x");
     }
-    // Places stay when others go, whoever they are.
+    // Places do not move when any other member leaves.
     let places = |slot: &Slot| -> Vec<u64> {
         let parts = slot.group().parts();
         parts.descriptors.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_ino).collect()
@@ -117,7 +117,7 @@ fn all_slots_can_have_a_process_and_no_more() {
 }
 
 #[test]
-fn a_service_is_one_members() {
+fn a_service_belongs_to_one_member() {
     let [first, second] = [(); 2].map(|()| join_one("service"));
     until(|| first.group().is_shared());
     first.listen(9).unwrap();
@@ -130,16 +130,16 @@ fn a_service_is_one_members() {
     assert_eq!(second.group().find(9), None);
     second.listen(9).unwrap();
     second.unlisten(9);
-    // Who asked before asks again, and this one knows what it has answered.
+    // A requester retransmits, and this slot knows its earlier answer.
     assert_eq!((second.group().find(9), second.group().first_with_services()), (Some(1), None));
     let third = join_one("service");
     third.listen(9).unwrap();
     assert_eq!(third.group().find(9), Some(0));
 }
 
-/// Connections are ended while a poll looks at what has come, and a poll never waits.
+/// Connections are ended while a poll processes packets, and a poll never waits.
 #[test]
-fn ending_to_listen_waits_for_nobody() {
+fn unlistening_does_not_wait() {
     let slot = join_one("ending");
     slot.listen(9).unwrap();
     let name = Name::new(&format!("test/{}/ending", std::process::id())).unwrap();
@@ -149,7 +149,8 @@ fn ending_to_listen_waits_for_nobody() {
     drop(lock);
 }
 
-/// Whoever does not answer, stopped or forked without its threads, keeps nobody out as long as others do.
+/// A member that does not answer, because it is stopped or was forked without its threads, does not prevent joining as
+/// long as others answer.
 #[test]
 fn a_member_that_does_not_answer_is_passed_over() {
     let what = format!("test/{}/silent", std::process::id());
@@ -164,9 +165,9 @@ fn a_member_that_does_not_answer_is_passed_over() {
     until(|| answering.group().alive() == 3);
 }
 
-/// What anybody of this user may say at a name harms nobody.
+/// Arbitrary messages from processes of this user at a name are harmless.
 #[test]
-fn nonsense_at_a_name_is_closed_and_forgotten() {
+fn a_connection_with_invalid_messages_is_closed() {
     let slot = join_one("nonsense");
     let name = Name::new(&format!("test/{}/nonsense", std::process::id())).unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
@@ -188,7 +189,7 @@ fn nonsense_at_a_name_is_closed_and_forgotten() {
     assert!(slot.group().parts().descriptors[0].as_raw_fd() > 0 && open > 0);
 }
 
-/// A newcomer that ends before it was a member keeps nobody out: what it had is gone.
+/// A new process that ends before it was a member does not prevent joining: its descriptors are forgotten.
 #[test]
 fn a_newcomer_that_did_not_become_a_member_is_forgotten() {
     let first = join_one("torn");
@@ -198,13 +199,13 @@ fn a_newcomer_that_did_not_become_a_member_is_forgotten() {
     until(|| first.group().alive() == 3);
 }
 
-/// A member's thread waits for the group's lock, as if it were stopped, until the guard is dropped.
+/// Makes a member's thread wait for the group's lock, as if it were stopped, until the guard is dropped.
 fn hold(slot: &Slot) -> MutexGuard<'_, Parts> {
     let parts = slot.group().parts();
     slot.group().ring();
     let mut bell = [PollFd::new(&slot.group().bell, PollFlags::IN)];
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    // It may wait for the lock already, and has not heard the bell then.
+    // It may already wait for the lock, and then has not read the bell.
     let end = Instant::now() + Duration::from_millis(100);
     while Instant::now() < end && rustix::event::poll(&mut bell, Some(&now)).unwrap() > 0 {
         std::thread::yield_now();
@@ -212,7 +213,7 @@ fn hold(slot: &Slot) -> MutexGuard<'_, Parts> {
     parts
 }
 
-/// Says that a process has come into slot 1, by a mailbox whose other end is returned.
+/// Reports a new process in slot 1, with a mailbox whose other end is returned.
 fn say_joined(connection: &OwnedFd) -> OwnedFd {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     let (mailbox, others) =
@@ -223,9 +224,9 @@ fn say_joined(connection: &OwnedFd) -> OwnedFd {
     mailbox
 }
 
-/// A member that was stopped hears at once that a process has ended and that another one has its slot.
+/// A member that was stopped learns at the same time that a process has ended and that another one has its slot.
 #[test]
-fn a_newcomer_is_not_taken_for_the_one_that_had_its_slot() {
+fn a_newcomer_is_distinguished_from_the_last_owner_of_its_slot() {
     let [first, second] = [(); 2].map(|()| join_one("swap"));
     until(|| first.group().alive() == 3);
     let Found::Process(connection) = first.group().name.connect("0").unwrap() else { panic!("it is there") };
@@ -244,9 +245,9 @@ fn a_newcomer_is_not_taken_for_the_one_that_had_its_slot() {
     assert!(first.group().alive() == 3 && arrives());
 }
 
-/// One that did not wait for the answer counts all the same.
+/// A new process is added even if it did not wait for the answer.
 #[test]
-fn a_newcomer_that_was_not_answered_in_time_is_heard() {
+fn a_newcomer_without_a_timely_answer_is_added() {
     let first = join_one("late");
     let Found::Process(connection) = first.group().name.connect("0").unwrap() else { panic!("it is there") };
     message::send(&connection, &[&[HELLO]], &[]).unwrap();
@@ -254,14 +255,14 @@ fn a_newcomer_that_was_not_answered_in_time_is_heard() {
     rustix::event::poll(&mut [answered], None).unwrap();
     let held = hold(&first);
     let _mailbox = say_joined(&connection);
-    // What is left unread is told the member in front of what was said.
+    // Unread data is reported to the member before the messages.
     drop(connection);
     drop(held);
     until(|| first.group().alive() == 3);
 }
 
 #[test]
-fn what_is_lost_is_counted_once() {
+fn losses_are_counted_once() {
     let slots = join_some("lost", 2).unwrap();
     let other = join_one("lost");
     slots[1].group().post_or_count((1, 40), 0, b"nobody is there");
@@ -270,30 +271,30 @@ fn what_is_lost_is_counted_once() {
         slots[1].group().post_or_count((1, 0), 0, b"x");
     }
     assert_eq!([&slots[0], &slots[1], &other].map(Slot::lost), [0, 8, 0]);
-    // A count of the group's is had by whoever asks first.
+    // The group's count is reported by the first process that asks.
     assert_eq!((slots[0].group().untold(5), other.group().untold(5)), (5, 0));
     assert_eq!((other.group().untold(7), other.group().untold(6)), (2, 0));
 }
 
-/// This program once more, as the named test alone, which does `task`.
+/// Starts this program again, with only the named test, which does `task`.
 fn child(test: &str, task: &str, user: u32) -> Child {
-    // Another user may not walk to where it lies.
+    // Another user may not be able to access its path.
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", &format!("slots::tests::{test}"), "--nocapture"]).env("FERROCE_SLOTS", task);
     if user != 0 {
-        // Nor read what the sanitizer is told.
+        // Nor read the sanitizer's options.
         command.uid(user).gid(user).env_remove("ASAN_OPTIONS").env_remove("LSAN_OPTIONS");
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// What a child says behind `word`.
+/// The rest of a child's line after `word`.
 fn line_of(child: &mut Child, word: &str) -> String {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map_while(Result::ok);
     lines.filter_map(|line| Some(line.split_once(word)?.1.to_owned())).next().expect("a line")
 }
 
-/// Not a test, but the stranger of the one below.
+/// Not a test: the other user's process in the test below.
 #[test]
 fn stranger() {
     let Ok(name) = std::env::var("FERROCE_SLOTS") else { return };
@@ -303,23 +304,24 @@ fn stranger() {
     println!("found: {listed:?} {connected:?}");
 }
 
-/// Packets to somebody who has ended are anybody's to send, and each look is a connection.
+/// Any peer can send packets to a process that has ended, and each check makes a connection.
 #[test]
-fn a_vacant_slot_is_not_looked_at_for_each_packet() {
+fn a_vacant_slot_is_not_checked_for_each_packet() {
     let first = join_one("vacant");
     let group = first.group();
     let known_until = || group.vacant[7].load(Ordering::Relaxed);
     assert!(group.is_vacant(7));
     let first_look = known_until();
     while group.made.elapsed() < Duration::from_nanos(first_look) {
-        // A look would say so for longer, if time has not just passed.
+        // Another check would extend the time, unless the time has just passed.
         assert!(group.is_vacant(7));
         assert!(known_until() == first_look || group.made.elapsed() > Duration::from_nanos(first_look));
     }
     assert!(group.is_vacant(7) && known_until() > first_look);
 }
 
-/// So another user can neither take a name nor send anything there: descriptors, say, whose end holds up whoever closes them.
+/// So another user can neither take a name nor send anything there, such as descriptors that delay the process which
+/// closes them.
 #[test]
 fn strangers_reach_no_name() {
     if !rustix::process::geteuid().is_root() {
@@ -341,16 +343,16 @@ fn path_of(what: &str, slot: usize) -> std::path::PathBuf {
     files.find(|file| file.to_str().unwrap().ends_with(&ours)).expect("the name")
 }
 
-/// Whatever cleans directories for temporary files: a process that lives keeps its slot, and what it has there.
+/// A running process keeps its slot and its descriptors even if a program has cleaned the temporary directory.
 #[test]
-fn a_slot_is_taken_though_its_name_is_gone() {
+fn a_slot_is_kept_without_its_name() {
     let [first, second] = [(); 2].map(|()| join_one("nameless"));
     until(|| first.group().alive() == 3 && second.group().alive() == 3);
     let name = path_of("nameless", 0);
     std::fs::remove_file(&name).unwrap();
     let third = join_one("nameless");
     assert_eq!((third.number(), third.group().alive()), (2, 7));
-    // Who was not found is told, makes its name again, and hears of the newcomer.
+    // The process that was not found is notified, creates its name again, and learns of the new one.
     until(|| first.group().alive() == 7 && name.exists());
     assert!(first.group().post(2, b'T', b"to a newcomer", &[]) && third.group().post(0, b'T', b"back", &[]));
     assert_eq!((mail_of(&third).bytes, mail_of(&first).bytes), (b"to a newcomer".to_vec(), b"back".to_vec()));
@@ -364,7 +366,7 @@ fn a_slot_is_taken_though_its_name_is_gone() {
     assert_eq!(join_one("nameless").number(), 0);
 }
 
-/// Not a test, but the process of the one below whose files may not be long.
+/// Not a test: the process of the test below with a limit of its files' length.
 #[test]
 fn short_of_bytes() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -379,7 +381,7 @@ fn short_of_bytes() {
     );
 }
 
-/// The kernel kills without a word whoever makes a file longer than it may.
+/// The kernel kills a process without a message if it makes a file longer than allowed.
 #[test]
 fn too_short_files_are_named() {
     let what = format!("test/{}/bytes", std::process::id());
@@ -391,7 +393,7 @@ fn too_short_files_are_named() {
     }
 }
 
-/// Not a test, but the process of the one below that may not open many files.
+/// Not a test: the process of the test below with a limit of open files.
 #[test]
 fn short_of_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -407,7 +409,7 @@ fn short_of_files() {
     }
 }
 
-/// What can't be had is said, whether it is a socket or what a member sends.
+/// The error names the limit, whether it concerns a socket or a member's descriptors.
 #[test]
 fn too_few_files_are_named() {
     let _members = join_some("files", 20).unwrap();
@@ -420,7 +422,7 @@ fn too_few_files_are_named() {
     }
 }
 
-/// Not a test, but the process of the one below, in a user namespace that knows no user.
+/// Not a test: the process of the test below, in a user namespace without users.
 #[test]
 fn in_a_namespace_without_users() {
     use crate::shm::{Shm, ShmConfig};
@@ -436,9 +438,9 @@ fn in_a_namespace_without_users() {
     println!("opened: {} | {second} | {third} | {}", text(first), text(switch));
 }
 
-/// Whoever can't tell its own user from others has an address to itself, and no switch.
+/// A process that can't distinguish its own user from others has an address alone, and can't join a switch.
 #[test]
-fn whoever_may_be_anybody_is_alone() {
+fn a_process_without_a_distinct_user_is_alone() {
     let address = "127.83.77.1";
     let mut command = Command::new("unshare");
     command.arg("--user").arg(std::env::current_exe().unwrap());

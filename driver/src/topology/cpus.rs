@@ -1,4 +1,4 @@
-//! Sets of CPUs, as the kernel lists them.
+//! Sets of CPUs, in the kernel's list format.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::str::FromStr;
 
 use crate::Error;
 
-/// The greatest number of a CPU that is believed, as of a NUMA node: Linux has at most 8192 CPUs.
+/// The greatest number accepted for a CPU or a NUMA node: Linux supports at most 8192 CPUs.
 const MAX_CPU: u32 = 65_535;
 
-/// CPUs by their numbers, or other things that the kernel lists so: `0-55,112-167`.
+/// CPUs by their numbers, or other numbers that the kernel lists in this format: `0-55,112-167`.
 ///
 /// ```
 /// use ferroce_driver::topology::CpuSet;
@@ -25,7 +25,7 @@ const MAX_CPU: u32 = 65_535;
 pub struct CpuSet(BTreeSet<u32>);
 
 impl CpuSet {
-    /// Those that a process may run on: `Cpus_allowed_list` in `/proc/PID/status`. `None` is the process that asks.
+    /// The CPUs on which a process may run: `Cpus_allowed_list` in `/proc/PID/status`. `None` is this process.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is no such process.
@@ -40,27 +40,27 @@ impl CpuSet {
         list.ok_or_else(|| invalid("a process whose CPUs the kernel reports".to_owned()))?.trim().parse()
     }
 
-    /// All, in their order.
+    /// All of them, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().copied()
     }
 
-    /// How many there are.
+    /// The number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether it has this one.
+    /// Whether it contains this CPU.
     pub fn contains(&self, cpu: u32) -> bool {
         self.0.contains(&cpu)
     }
 
-    /// Whether any is in both.
+    /// Whether the sets have a CPU in common.
     pub fn meets(&self, other: &CpuSet) -> bool {
         self.iter().any(|cpu| other.contains(cpu))
     }
@@ -73,7 +73,7 @@ impl CpuSet {
 impl FromStr for CpuSet {
     type Err = Error;
 
-    /// An empty list is an empty set, as of a NUMA node that has memory alone.
+    /// An empty list is an empty set, such as that of a NUMA node with memory only.
     fn from_str(text: &str) -> Result<CpuSet, Error> {
         let invalid = || Error::Invalid {
             parameter: "list of CPUs",
@@ -94,7 +94,7 @@ impl FromStr for CpuSet {
     }
 }
 
-/// As the kernel writes it.
+/// In the kernel's format.
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rest = self.iter().peekable();
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read_and_written_as_the_kernel_has_them() {
+    fn lists_have_the_kernels_format() {
         for list in ["", "0", "0-1", "0-55,112-167", "3,5,7-9", "65535"] {
             assert_eq!(list.parse::<CpuSet>().unwrap().to_string(), list);
         }

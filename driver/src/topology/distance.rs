@@ -1,10 +1,10 @@
-//! How far two PCI devices are from each other.
+//! The distance between two PCI devices.
 
 use std::fmt;
 
 use super::{PciDevice, Topology};
 
-/// What bytes pass between two PCI devices, nearest first, under the names that `nvidia-smi topo -m` and NCCL have.
+/// The components that bytes pass between two PCI devices, nearest first, with the names of `nvidia-smi topo -m` and NCCL.
 ///
 /// | name | bytes pass |
 /// |---|---|
@@ -14,9 +14,9 @@ use super::{PciDevice, Topology};
 /// | `NODE` | two host bridges of one socket |
 /// | `SYS` | the link between sockets (UPI, xGMI) |
 ///
-/// Those programs say `SYS` already where NUMA nodes differ. Here a socket that is configured as several nodes (NPS4, SNC) is one
-/// socket; [`Topology::node_distance`] tells such nodes apart. Links of GPUs among each other (NVLink, xGMI) are not in sysfs, and
-/// not in this.
+/// Those programs report `SYS` already for different NUMA nodes. Here a socket that is configured as several nodes (NPS4,
+/// SNC) is one socket; [`Topology::node_distance`] distinguishes such nodes. Links between GPUs (NVLink, xGMI) are not in
+/// sysfs, and not considered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
     /// One switch.
@@ -29,12 +29,12 @@ pub enum Distance {
     Node,
     /// Several sockets.
     Sys,
-    /// One of both is at no PCI bus, or the kernel does not tell its NUMA node and there are several.
+    /// One of them is not on a PCI bus, or the kernel does not report its NUMA node and there are several.
     Unknown,
 }
 
 impl Distance {
-    /// As `nvidia-smi topo -m` has it: `PIX`; `?` if it is unknown.
+    /// The name in `nvidia-smi topo -m`: `PIX`; `?` if it is unknown.
     pub fn name(self) -> &'static str {
         match self {
             Distance::Pix => "PIX",
@@ -46,7 +46,7 @@ impl Distance {
         }
     }
 
-    /// What it means, as part of a sentence: `behind the same PCI switch`.
+    /// The meaning, as part of a sentence: `behind the same PCI switch`.
     pub fn meaning(self) -> &'static str {
         match self {
             Distance::Pix => "behind the same PCI switch",
@@ -58,7 +58,7 @@ impl Distance {
         }
     }
 
-    /// Whether bytes pass the CPU.
+    /// Whether bytes pass through the CPU.
     pub fn passes_cpu(self) -> bool {
         !matches!(self, Distance::Pix | Distance::Pxb)
     }
@@ -82,7 +82,8 @@ pub(super) fn between(topology: &Topology, a: &PciDevice, b: &PciDevice) -> Dist
     if common == 0 {
         return Distance::Phb;
     }
-    // Behind the upstream port that both have, each has a downstream port of the same switch. What comes behind that is another one.
+    // Behind a common upstream port, each device may have one downstream port of the same switch. A further bridge is in
+    // another switch.
     let is_near = |device: &PciDevice| device.bridges.len() - common <= 1;
     if is_near(a) && is_near(b) { Distance::Pix } else { Distance::Pxb }
 }
@@ -96,7 +97,7 @@ fn between_host_bridges(topology: &Topology, a: &PciDevice, b: &PciDevice) -> Di
             // Without packages a node counts as a socket.
             _ => Distance::Sys,
         },
-        // The kernel tells no nodes of devices where there is one.
+        // With a single node, the kernel does not report the nodes of devices.
         _ if topology.nodes.len() < 2 && topology.packages.len() < 2 => Distance::Node,
         _ => Distance::Unknown,
     }

@@ -1,4 +1,4 @@
-//! Ports to the network: interfaces, and the RNICs on them.
+//! Network ports: interfaces, and the RNICs on them.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use super::PciAddress;
 use super::pci::address_of;
 use super::tree::{Tree, printable};
 
-/// A port to the network: an interface, an RNIC, or mostly both.
+/// A network port: an interface, an RNIC, or usually both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Nic {
@@ -15,17 +15,17 @@ pub struct Nic {
     pub interface: Option<String>,
     /// The RNICs on it, as `-d ibverbs:` names them: `mlx5_0`; `mlx4_0:2` for the second port of one.
     pub rnics: Vec<String>,
-    /// Its place. `None` for a virtual interface, and one at another bus.
+    /// Its PCI address. `None` for a virtual interface, and for one on another bus.
     pub pci: Option<PciAddress>,
-    /// The interface that it is a part of: a bond, a bridge. That one has the IP addresses then.
+    /// The interface that it belongs to: a bond, a bridge. That interface has the IP addresses then.
     pub part_of: Option<String>,
-    /// Whether a program has made it: a bridge, a veth.
+    /// Whether it is a software interface: a bridge, a veth.
     pub is_virtual: bool,
     /// Whether its link is InfiniBand, which does not carry RoCE.
     pub is_infiniband: bool,
-    /// Whether packets can pass.
+    /// Whether it can transfer packets.
     pub state: NicState,
-    /// Bits a second. `None` where its driver does not tell, as of one that is down.
+    /// Bits per second. `None` if its driver does not report it, for example while it is down.
     pub rate: Option<u64>,
     /// Bytes of the largest IP packet.
     pub mtu: Option<u32>,
@@ -33,25 +33,25 @@ pub struct Nic {
     pub addresses: Option<Vec<IpAddr>>,
 }
 
-/// Whether packets can pass.
+/// Whether packets can be transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NicState {
-    /// They can.
+    /// Yes.
     Up,
-    /// They can't: the interface or its link is down.
+    /// No: the interface or its link is down.
     Down,
-    /// Its driver does not tell.
+    /// Its driver does not report it.
     Unknown,
 }
 
 impl Nic {
-    /// The interface, or the RNIC where it has none.
+    /// The interface, or the RNIC if there is no interface.
     pub fn name(&self) -> &str {
         self.interface.as_deref().or_else(|| self.rnics.first().map(String::as_str)).unwrap_or_default()
     }
 
-    /// All but the loopback interface and tunnels, by their places; virtual ones last.
+    /// All except the loopback interface and tunnels, by their addresses; virtual ones last.
     pub(super) fn all(tree: &Tree) -> Vec<Nic> {
         let names = tree.names(INTERFACES);
         let mut all: Vec<(u32, Nic)> = names.iter().filter_map(|name| interface(tree, name)).collect();
@@ -70,11 +70,11 @@ impl Nic {
 const INTERFACES: &str = "class/net";
 const RNICS: &str = "class/infiniband";
 
-/// Types of hardware, of <linux/if_arp.h>.
+/// Hardware types, of <linux/if_arp.h>.
 const ETHERNET: u32 = 1;
 const INFINIBAND: u32 = 32;
 
-/// An interface, and which port of its function it is.
+/// An interface, and its port number in its PCI function.
 fn interface(tree: &Tree, name: &str) -> Option<(u32, Nic)> {
     let real = tree.real(&Path::new(INTERFACES).join(name))?;
     let kind = tree.number(real.join("type"), &[]);
@@ -82,7 +82,7 @@ fn interface(tree: &Tree, name: &str) -> Option<(u32, Nic)> {
         return None;
     }
     let speed = tree.number::<u64>(real.join("speed"), &["-1"]);
-    // −1 once more, as older kernels print it.
+    // Includes −1 as older kernels print it.
     let speed = speed.filter(|megabits| !matches!(megabits, 0 | 0xffff_ffff));
     let state = match tree.text(real.join("operstate")).as_deref() {
         Some("up") => NicState::Up,
@@ -109,7 +109,7 @@ fn interface(tree: &Tree, name: &str) -> Option<(u32, Nic)> {
 fn add_rnic(tree: &Tree, name: &str, all: &mut Vec<(u32, Nic)>) {
     let Some(real) = tree.real(&Path::new(RNICS).join(name)) else { return };
     let pci = address_of(&real);
-    // rdma_rxe has no PCI function, but tells the interface that it is on.
+    // rdma_rxe has no PCI function, but reports its interface.
     let parent = tree.text(real.join("parent"));
     for port in tree.names(real.join("ports")) {
         let Ok(number) = port.parse::<u32>() else { continue };
@@ -151,7 +151,7 @@ fn add_rnic(tree: &Tree, name: &str, all: &mut Vec<(u32, Nic)>) {
     }
 }
 
-/// Bits a second, of a text as `400 Gb/sec (4X NDR)`.
+/// Bits per second, parsed from a text such as `400 Gb/sec (4X NDR)`.
 fn rate(text: &str) -> Option<u64> {
     let (number, _) = text.split_once(" Gb/sec")?;
     let gigabits: f64 = number.parse().ok()?;
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_of_an_rnic_is_in_its_first_word() {
+    fn the_rate_of_an_rnic_is_its_first_number() {
         assert_eq!(rate("400 Gb/sec (4X NDR)"), Some(400_000_000_000));
         assert_eq!(rate("2.5 Gb/sec (1X SDR)"), Some(2_500_000_000));
         for wrong in ["", "NaN Gb/sec", "-1 Gb/sec", "1e300 Gb/sec", "400"] {

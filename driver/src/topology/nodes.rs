@@ -1,4 +1,4 @@
-//! NUMA nodes, and the sockets that they are of.
+//! NUMA nodes, and their sockets.
 
 use super::CpuSet;
 use super::tree::Tree;
@@ -9,11 +9,12 @@ use super::tree::Tree;
 pub struct NumaNode {
     /// Its number.
     pub number: u32,
-    /// Its CPUs; none for a node that has memory alone.
+    /// Its CPUs; none for a node with memory only.
     pub cpus: CpuSet,
-    /// Bytes.
+    /// Bytes of its memory.
     pub memory: Option<u64>,
-    /// What access to memory of each node costs from here, as the firmware says (SLIT): 10 is its own, 21 is 2.1 times that.
+    /// The relative cost of access to the memory of each node, as reported by the firmware (SLIT): 10 is its own, 21 is 2.1
+    /// times that.
     pub distances: Vec<(u32, u32)>,
 }
 
@@ -28,11 +29,11 @@ pub struct Package {
 }
 
 impl NumaNode {
-    /// All that are in use.
+    /// All online nodes.
     pub(super) fn all(tree: &Tree) -> Vec<NumaNode> {
         const FOLDER: &str = "devices/system/node";
         let mut numbers = numbered(tree, FOLDER, "node");
-        // The kernel tells the distances of those alone.
+        // The kernel reports only their distances.
         if let Some(online) = cpus(tree, &format!("{FOLDER}/online")) {
             numbers.retain(|number| online.contains(*number));
         }
@@ -52,12 +53,12 @@ impl NumaNode {
 }
 
 impl Package {
-    /// All that have a CPU.
+    /// All sockets that have a CPU.
     pub(super) fn all(tree: &Tree) -> Vec<Package> {
         const FOLDER: &str = "devices/system/cpu";
         let mut packages: Vec<Package> = Vec::new();
         for cpu in numbered(tree, FOLDER, "cpu") {
-            // A CPU that is off has none; −1 is that of an architecture without.
+            // A CPU that is offline has none; −1 is reported by an architecture without sockets.
             let file = format!("{FOLDER}/cpu{cpu}/topology/physical_package_id");
             let Some(number) = tree.number::<u32>(file, &["-1"]) else { continue };
             match packages.iter_mut().find(|package| package.number == number) {
@@ -74,7 +75,7 @@ impl Package {
     }
 }
 
-/// The numbers of `node0`, `node1`, … in a folder.
+/// The numbers of `node0`, `node1`, … in a directory.
 fn numbered(tree: &Tree, folder: &str, prefix: &str) -> Vec<u32> {
     let names = tree.names(folder);
     let mut numbers: Vec<u32> =
@@ -88,9 +89,9 @@ fn cpus(tree: &Tree, path: &str) -> Option<CpuSet> {
     list.map_err(|error| tree.note(format!("{path}: {error}"))).ok()
 }
 
-/// Of lines as `Node 0 MemTotal:       527898112 kB`.
+/// Parsed from lines such as `Node 0 MemTotal:       527898112 kB`.
 fn memory(meminfo: &str) -> Option<u64> {
-    // Line ends have been replaced where the text was made printable.
+    // Line ends were replaced when the text was made printable.
     let (_, total) = meminfo.split_once("MemTotal:")?;
     let kibibytes: u64 = total.split_whitespace().next()?.parse().ok()?;
     kibibytes.checked_mul(1024)

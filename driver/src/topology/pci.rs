@@ -1,4 +1,4 @@
-//! PCI functions: where they are, what they are, and how fast their links are.
+//! PCI functions: their addresses, types and link speeds.
 
 use std::fmt;
 use std::path::Path;
@@ -7,22 +7,22 @@ use std::str::FromStr;
 use super::tree::Tree;
 use crate::Error;
 
-/// The place of a PCI function: `0000:3b:00.0`.
+/// The address of a PCI function: `0000:3b:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct PciAddress {
     /// Also called segment.
     pub domain: u32,
-    /// The bus in it.
+    /// The bus in the domain.
     pub bus: u8,
-    /// The device at the bus.
+    /// The device on the bus.
     pub device: u8,
     /// The function of the device.
     pub function: u8,
 }
 
 impl PciAddress {
-    /// Whether both are functions of one device, as the ports of a network card are.
+    /// Whether both are functions of one device, such as the ports of a network card.
     pub fn is_same_card(self, other: PciAddress) -> bool {
         (self.domain, self.bus, self.device) == (other.domain, other.bus, other.device)
     }
@@ -67,7 +67,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// What a PCI function is, as far as it matters here.
+/// The type of a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PciKind {
@@ -77,7 +77,7 @@ pub enum PciKind {
     Network,
     /// A bridge: a root port, or a port of a switch.
     Bridge,
-    /// Anything else.
+    /// Any other.
     Other,
 }
 
@@ -85,26 +85,26 @@ pub enum PciKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PciDevice {
-    /// Its place.
+    /// Its address.
     pub address: PciAddress,
-    /// The host bridge that it is below, as the kernel names it: `pci0000:16`.
+    /// Its host bridge, in the kernel's notation: `pci0000:16`.
     pub host_bridge: String,
-    /// The bridges between both, from the host bridge on.
+    /// The bridges between the host bridge and the function, from the host bridge on.
     pub bridges: Vec<PciAddress>,
     /// Class, subclass and programming interface: 0x020000 is an Ethernet controller.
     pub class: Option<u32>,
-    /// The vendor's number: 0x10de is NVIDIA.
+    /// The vendor ID: 0x10de is NVIDIA.
     pub vendor: Option<u32>,
-    /// The vendor's number of the device.
+    /// The device ID.
     pub device: Option<u32>,
-    /// One of [`Topology::nodes`](super::Topology::nodes); `None` where the kernel tells none.
+    /// One of [`Topology::nodes`](super::Topology::nodes); `None` if the kernel reports none.
     pub numa_node: Option<u32>,
-    /// The name of the driver that has it.
+    /// The name of its driver.
     pub driver: Option<String>,
-    /// Its link; of a bridge, the one that it is named for: below a root port, above a switch. `None` for functions without one
-    /// of their own, as virtual ones and those of virtual machines.
+    /// Its link; for a bridge, the link below a root port, or above a switch. `None` for functions without their own link,
+    /// such as virtual functions and those of virtual machines.
     pub link: Option<PcieLink>,
-    /// The physical function that it is a virtual function of (SR-IOV).
+    /// Its physical function, if it is a virtual one (SR-IOV).
     pub physical: Option<PciAddress>,
 }
 
@@ -112,25 +112,25 @@ pub struct PciDevice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PcieLink {
-    /// As it runs.
+    /// The current rate.
     pub current: PcieRate,
-    /// The most that this end of it can.
+    /// The highest rate that this end supports.
     pub max: PcieRate,
 }
 
-/// How fast a PCIe link is.
+/// The rate of a PCIe link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PcieRate {
-    /// Megatransfers a second of a lane: 16000 for PCIe 4.0.
+    /// Megatransfers per second of a lane: 16000 for PCIe 4.0.
     pub megatransfers: u32,
-    /// How many lanes.
+    /// The number of lanes.
     pub lanes: u32,
 }
 
 impl PcieRate {
-    /// Bits a second in one direction, after the encoding: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, from 64 GT/s on flits of
-    /// 256 bytes with 236 of packets (PCI Express Base Specification 6.0). Headers of packets take some of it.
+    /// Bits per second in one direction, after the encoding: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, from 64 GT/s on
+    /// flits of 256 bytes with 236 of packets (PCI Express Base Specification 6.0). Packet headers use a part of it.
     pub fn bits_per_second(&self) -> u64 {
         let raw = u64::from(self.megatransfers) * 1_000_000 * u64::from(self.lanes);
         match self.megatransfers {
@@ -148,24 +148,24 @@ impl fmt::Display for PcieRate {
     }
 }
 
-/// Vendors whose display controllers are GPUs. Those of others are for a console: of a BMC, or of a virtual machine.
+/// Vendors whose display controllers are GPUs. Those of other vendors are for a console: of a BMC, or of a virtual machine.
 const GPU_VENDORS: [u32; 3] = [0x10de, 0x1002, 0x8086];
 
 impl PciDevice {
-    /// What it is, by its class.
+    /// Its type, by its class.
     pub fn kind(&self) -> PciKind {
         let is_gpu_vendor = self.vendor.is_some_and(|vendor| GPU_VENDORS.contains(&vendor));
         match self.class.map(|class| class >> 8) {
             Some(0x0300 | 0x0380) if is_gpu_vendor => PciKind::Gpu,
             Some(0x0302 | 0x1200) => PciKind::Gpu,
-            // An InfiniBand controller has a class of its own, too: 0x0c06 of old cards.
+            // Old InfiniBand controllers have class 0x0c06.
             Some(0x0200..=0x02ff | 0x0c06) => PciKind::Network,
             Some(0x0604 | 0x0609) => PciKind::Bridge,
             _ => PciKind::Other,
         }
     }
 
-    /// All functions that there are, by their addresses.
+    /// All functions, by their addresses.
     pub(super) fn all(tree: &Tree) -> Vec<PciDevice> {
         const FOLDER: &str = "bus/pci/devices";
         let names = tree.names(FOLDER);
@@ -223,14 +223,14 @@ impl PcieLink {
     }
 }
 
-/// Of a text as `16.0 GT/s PCIe`.
+/// Parsed from a text such as `16.0 GT/s PCIe`.
 fn megatransfers(text: &str) -> Option<u32> {
     let (number, _) = text.split_once(" GT/s")?;
     let gigatransfers: f64 = number.parse().ok()?;
     (0.1..=1000.0).contains(&gigatransfers).then(|| (gigatransfers * 1000.0).round() as u32)
 }
 
-/// The host bridge, and the functions from there on, in the real place of what is at a PCI bus.
+/// The host bridge and the functions from there on, from the canonical path of a device on a PCI bus.
 fn place(real: &Path) -> Option<(String, Vec<PciAddress>)> {
     let mut parts = real.iter().filter_map(|part| part.to_str());
     let host_bridge = parts.find(|part| part.strip_prefix("pci").is_some_and(|bus| bus.contains(':')))?;
@@ -238,7 +238,7 @@ fn place(real: &Path) -> Option<(String, Vec<PciAddress>)> {
     (!chain.is_empty()).then(|| (super::tree::printable(host_bridge), chain))
 }
 
-/// The function that something with this real place belongs to.
+/// The function of a device with this canonical path.
 pub(super) fn address_of(real: &Path) -> Option<PciAddress> {
     place(real).and_then(|(_, mut chain)| chain.pop())
 }

@@ -26,7 +26,7 @@ fn a_server_is_read() {
     assert_eq!((host.node_distance(0, 1), host.node_distance(1, 1)), (Some(21), Some(10)));
     assert_eq!((host.package_of(0), host.package_of(1), host.package_of(2)), (Some(0), Some(1), None));
     assert_eq!(host.nodes_of(&"3,60".parse().unwrap()), [0, 1]);
-    // The console is none.
+    // The console's display controller is not a GPU.
     let gpus: Vec<String> = host.gpus().map(|gpu| gpu.address.to_string()).collect();
     assert_eq!(gpus.len(), 8);
     assert_eq!((&gpus[0][..], &gpus[7][..]), ("0000:1b:00.0", "0000:df:00.0"));
@@ -42,7 +42,7 @@ fn a_server_is_read() {
 }
 
 #[test]
-fn a_virtual_machine_tells_little() {
+fn a_virtual_machine_reports_little() {
     let sysfs = Sysfs::of(VIRTUAL_MACHINE);
     let host = Topology::read(sysfs.root()).unwrap();
     assert_eq!(host.notes, Vec::<String>::new());
@@ -55,7 +55,7 @@ fn a_virtual_machine_tells_little() {
 }
 
 #[test]
-fn distances_are_those_of_the_tree() {
+fn distances_follow_the_pci_tree() {
     let sysfs = Sysfs::of(DGX_A100_FAULTY);
     let host = Topology::read(sysfs.root()).unwrap();
     let from = |a: &str, b: &str| host.distance(at(a), at(b));
@@ -103,9 +103,9 @@ fn distances_are_those_of_the_tree() {
     assert_eq!(host.distance(at("0000:1b:00.0"), at("0000:1b:00.1")), Distance::Pix);
 }
 
-/// A record of a tree reads as the tree does, and holds nothing else of it.
+/// A recorded tree reads the same as the original, and contains nothing else of it.
 #[test]
-fn a_record_is_the_same_tree() {
+fn a_recorded_tree_reads_the_same() {
     let sysfs = Sysfs::of(DGX_H100);
     sysfs.write("devices/secret", "of somebody");
     let copy = Sysfs::empty();
@@ -115,7 +115,7 @@ fn a_record_is_the_same_tree() {
     assert!(!to.join("devices/secret").exists());
     let error = Topology::record(sysfs.root(), &to).unwrap_err().to_string();
     assert!(error.contains("it is not empty"), "{error}");
-    // Of this machine, too, where interfaces come and go meanwhile.
+    // Also of this machine, where interfaces may appear and disappear meanwhile.
     let folder = copy.root().join("here");
     Topology::record(Path::new("/sys"), &folder).unwrap();
     let (recorded, here) = (Topology::read(&folder).unwrap(), Topology::read(Path::new("/sys")).unwrap());
@@ -123,7 +123,7 @@ fn a_record_is_the_same_tree() {
 }
 
 #[test]
-fn what_is_no_tree_is_an_error() {
+fn an_invalid_tree_is_an_error() {
     let sysfs = Sysfs::empty();
     let folder = sysfs.root().join("x");
     fs::create_dir(&folder).unwrap();
@@ -133,9 +133,9 @@ fn what_is_no_tree_is_an_error() {
     }
 }
 
-/// What somebody could send: reading ends, follows no link out of the tree, and says what it left out.
+/// A malicious tree: reading ends, follows no link out of the tree, and notes the entries that it left out.
 #[test]
-fn a_hostile_tree_does_no_harm() {
+fn a_malicious_tree_is_read_safely() {
     let sysfs = Sysfs::of(VIRTUAL_MACHINE);
     let root = sysfs.root();
     let net = root.join("devices/pci0000:00/0000:00:03.0/virtio0/net/eth0");
@@ -143,7 +143,7 @@ fn a_hostile_tree_does_no_harm() {
     fs::write(net.join("operstate"), b"up\x1b[2J\xff").unwrap();
     fs::remove_file(net.join("speed")).unwrap();
     assert!(Command::new("mkfifo").arg(net.join("speed")).status().unwrap().success());
-    // Links in a circle, out of the tree, and to a device that never ends.
+    // Links in a circle, out of the tree, and to an endless device.
     symlink("eth1", root.join("class/net/eth1")).unwrap();
     symlink("/proc/self", root.join("class/net/eth2")).unwrap();
     symlink("/dev/zero", root.join("devices/system/node/node0/zero")).unwrap();
@@ -152,7 +152,7 @@ fn a_hostile_tree_does_no_harm() {
     sysfs.write("devices/system/node/node1/cpulist", "0-4294967295");
     sysfs.write("devices/system/node/online", "0-1");
     sysfs.write("devices/system/cpu/cpu0/topology/physical_package_id", "-7");
-    // A name that clears the screen, on bridges without an end.
+    // A name that clears the screen, on bridges in an endless loop.
     let bad = "\u{1b}[2J\u{202e}";
     let chain: String = (0..120).map(|nth| format!("0000:{nth:02x}:01.0/")).collect();
     let deep = format!("devices/pci0000:00/{chain}0000:fe:00.0");
@@ -192,9 +192,9 @@ fn a_hostile_tree_does_no_harm() {
     }
 }
 
-/// Bytes of a tree changed at random: it is read, or not, and that is all.
+/// A tree with random changes of bytes is read or refused, without a panic.
 #[test]
-fn garbage_is_read_to_its_end() {
+fn random_changes_do_not_cause_panics() {
     let sysfs = Sysfs::of(VIRTUAL_MACHINE);
     let mut random = Random::from_env("FERROCE_TOPOLOGY_SEED");
     let seed = random.seed();

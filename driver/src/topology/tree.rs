@@ -1,4 +1,4 @@
-//! A sysfs tree, read with care: it may be one that somebody has sent.
+//! Reading a sysfs tree that is not trusted: it may come from another person.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,32 +9,32 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::{Error, is_unprintable};
 
-/// The most bytes of a file: the kernel's text files have a page, of 4 KiB on most machines.
+/// The most bytes of a file: the kernel's text files have at most a page, 4 KiB on most machines.
 const MAX_BYTES: u64 = 16 * 1024;
-/// The most entries of a folder. A host with all virtual functions has a few thousand PCI devices.
+/// The most entries of a directory. A host with all virtual functions has a few thousand PCI devices.
 const MAX_ENTRIES: usize = 4096;
 /// The most notes.
 const MAX_NOTES: usize = 64;
 
-/// Reads files below a folder, none outside of it, and keeps what it has read.
+/// Reads files below a directory, none outside, and keeps their contents.
 pub(super) struct Tree {
-    /// Canonical.
+    /// The canonical path.
     root: PathBuf,
     notes: RefCell<Vec<String>>,
     read: RefCell<BTreeMap<PathBuf, Seen>>,
 }
 
-/// What was read, by which [`Tree::save`] makes the same tree again.
+/// A file or link that was read, for [`Tree::save`].
 enum Seen {
     Folder,
     Text(Vec<u8>),
-    /// Where it leads to, from the root.
+    /// Its target, relative to the root.
     Link(PathBuf),
 }
 
 impl Tree {
     /// # Errors
-    /// [`Error::Topology`] if the folder is not there, or is none of sysfs.
+    /// [`Error::Topology`] if the directory does not exist, or is not a sysfs tree.
     pub(super) fn open(root: &Path) -> Result<Tree, Error> {
         let error = |reason: String| Error::Topology { path: root.display().to_string(), reason };
         let canonical = root.canonicalize().map_err(|source| error(source.to_string()))?;
@@ -48,7 +48,7 @@ impl Tree {
         Ok(Tree { root: canonical, notes: RefCell::default(), read: RefCell::default() })
     }
 
-    /// The real place of a path, both from the root. `None` where there is nothing, or it is outside.
+    /// The canonical path of a path, both relative to the root. `None` if it does not exist or is outside.
     pub(super) fn real(&self, path: &Path) -> Option<PathBuf> {
         let real = match fs::canonicalize(self.root.join(path)) {
             Ok(real) => real,
@@ -67,7 +67,7 @@ impl Tree {
         Some(real.to_owned())
     }
 
-    /// The text of a file without blanks around it; `None` where there is none. Characters that move a terminal are replaced.
+    /// The text of a file without surrounding blanks; `None` if there is no file. Unprintable characters are replaced.
     pub(super) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let path = path.as_ref();
         let real = self.real(path)?;
@@ -84,7 +84,7 @@ impl Tree {
         Some(printable(&text))
     }
 
-    /// The number in a file. `unknown` are texts by which the kernel says that it has none.
+    /// The number in a file. `unknown` lists the kernel's texts for an unknown value.
     pub(super) fn number<T: std::str::FromStr>(&self, path: impl AsRef<Path>, unknown: &[&str]) -> Option<T> {
         let text = self.text(path.as_ref())?;
         let number = text.parse().ok();
@@ -94,7 +94,7 @@ impl Tree {
         number
     }
 
-    /// The number in a file as `0x1234`.
+    /// The number in a file in the form `0x1234`.
     pub(super) fn hexadecimal(&self, path: impl AsRef<Path>) -> Option<u32> {
         let text = self.text(path.as_ref())?;
         let number = text.strip_prefix("0x").and_then(|digits| u32::from_str_radix(digits, 16).ok());
@@ -104,7 +104,7 @@ impl Tree {
         number
     }
 
-    /// The names in a folder, in their order; none where there is no folder.
+    /// The names in a directory, sorted; none if there is no directory.
     pub(super) fn names(&self, folder: impl AsRef<Path>) -> Vec<String> {
         let folder = folder.as_ref();
         let Some(real) = self.real(folder) else { return Vec::new() };
@@ -134,7 +134,7 @@ impl Tree {
         names
     }
 
-    /// Something in the tree that can't be, for people.
+    /// Adds a note on an invalid entry, for users.
     pub(super) fn note(&self, text: String) {
         let mut notes = self.notes.borrow_mut();
         match notes.len() {
@@ -152,7 +152,7 @@ impl Tree {
     }
 
     fn note_error(&self, path: &Path, error: &io::Error) {
-        // Files that the kernel has for some devices only, and the speed of an interface that is down.
+        // Files that exist for some devices only, and the speed of an interface that is down.
         let is_usual = matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput);
         if !is_usual {
             self.note(format!("{}: {error}", path.display()));
@@ -163,7 +163,7 @@ impl Tree {
         self.notes.into_inner()
     }
 
-    /// Makes a tree of what was read in an empty or absent folder.
+    /// Creates a tree from the entries read, in an empty or absent directory.
     ///
     /// # Errors
     /// [`Error::Topology`].
@@ -193,7 +193,7 @@ impl Tree {
                 }
             }
         }
-        // A link may lead to a folder of which nothing was read, as a driver's.
+        // A link may lead to a directory from which nothing was read, such as a driver's.
         let links = self.read.borrow();
         for target in
             links.values().filter_map(|what| if let Seen::Link(to) = what { Some(to) } else { None })
@@ -207,7 +207,7 @@ impl Tree {
     }
 }
 
-/// A file's bytes. What is no file, as a pipe, would never end, or never begin.
+/// The bytes of a regular file. Reading another file, such as a pipe, may never end, or never start.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
@@ -221,7 +221,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// For people: without what moves a terminal.
+/// Replaces unprintable characters.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if is_unprintable(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }

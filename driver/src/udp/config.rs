@@ -13,15 +13,16 @@ use crate::{Error, SharedMemory};
 pub struct UdpConfig {
     /// One of the host's own addresses.
     pub address: IpAddr,
-    /// Whether packets of one size to one context are sent together, as segments that the kernel separates late (UDP GSO).
+    /// Whether packets of one size to one context are sent together, as segments that the kernel separates late (UDP
+    /// GSO).
     pub segmentation: bool,
-    /// Whether the kernel may deliver aggregated segments (UDP GRO). While several contexts share the address it does not
-    /// aggregate packets itself: they may be for several contexts, but would be delivered to one socket.
+    /// Whether the kernel may deliver aggregated segments (UDP GRO). While several contexts share the address, it does
+    /// not aggregate packets: they may be for several contexts, but would be delivered to one socket.
     pub aggregation: bool,
     /// Whether other processes of this user may open the address too.
     pub sharing: bool,
-    /// Whether shared memory ([`shm`](crate::shm)) is used to processes of this user on addresses of this host instead of the
-    /// kernel's UDP, if both ends enable it. It needs `sharing`.
+    /// Whether shared memory ([`shm`](crate::shm)) is used instead of the kernel's UDP between processes of this user
+    /// on addresses of this host, if both ends enable it. It needs `sharing`.
     pub shared_memory: SharedMemory,
     /// Polls the device from the socket's calls for up to this time instead of waiting for its interrupts (SO_BUSY_POLL). Needs
     /// CAP_NET_ADMIN; has no effect on veth and loopback interfaces.
@@ -51,12 +52,12 @@ impl UdpConfig {
         UdpConfig { aggregation, ..self }
     }
 
-    /// Others may open the address; on by default.
+    /// Other processes may open the address; on by default.
     pub fn sharing(self, sharing: bool) -> Self {
         UdpConfig { sharing, ..self }
     }
 
-    /// Shared memory is used to processes of this host; on by default.
+    /// Shared memory is used between processes of this host; on by default.
     pub fn shared_memory(self, shared_memory: SharedMemory) -> Self {
         UdpConfig { shared_memory, ..self }
     }
@@ -87,14 +88,14 @@ impl UdpConfig {
 pub(super) struct LocalAddress {
     pub(super) address: IpAddr,
     pub(super) interface: Interface,
-    /// Index of the interface for an address that is only unique there, otherwise 0.
+    /// Index of the interface if the address is unique only there, otherwise 0.
     pub(super) scope: u32,
-    /// All addresses of this host except those.
+    /// All addresses of this host except those that are unique only on an interface.
     pub(super) all: Vec<IpAddr>,
 }
 
 impl LocalAddress {
-    /// The scope, which distinguishes it from the same address on another interface.
+    /// The scope, which distinguishes the address from the same one on another interface.
     pub(super) fn scope_name(&self) -> String {
         if self.scope == 0 { String::new() } else { format!("%{}", self.interface.name) }
     }

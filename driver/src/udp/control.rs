@@ -1,4 +1,4 @@
-//! Ancillary data of `sendmsg` and `recvmsg`: what is passed beside a datagram.
+//! Ancillary data of `sendmsg` and `recvmsg`.
 
 const WORD: usize = size_of::<usize>();
 const HEADER: usize = size_of::<libc::cmsghdr>();
@@ -11,14 +11,14 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Six messages of up to eight bytes, or the kernel's word of a packet that came back.
+    /// Six messages of up to eight bytes, or the kernel's report of an ICMP message.
     pub(super) const CAPACITY: usize = 6 * (HEADER + 8);
 
     pub(super) const fn empty() -> Control {
         Control { bytes: [0; Control::CAPACITY] }
     }
 
-    /// Appends a message behind the first `len` bytes. Returns the new length.
+    /// Appends a message after the first `len` bytes. Returns the new length.
     pub(super) fn push(&mut self, len: usize, level: i32, kind: i32, data: &[u8]) -> usize {
         let end = len + HEADER + data.len();
         self.bytes[len..len + WORD].copy_from_slice(&(HEADER + data.len()).to_ne_bytes());
@@ -70,12 +70,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_left_out() {
+    fn truncated_messages_are_omitted() {
         let mut control = Control::empty();
         let len = control.push(0, 0, 2, &64i32.to_ne_bytes());
         assert_eq!(control.messages(len - 5).count(), 0);
         assert_eq!(control.messages(0).count(), 0);
-        // A length of zero must not be read for ever.
+        // A length of zero must not cause an endless loop.
         assert_eq!(Control::empty().messages(Control::CAPACITY).count(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The IP and UDP headers, which the engine writes and reads, and which the kernel does not pass on.
+//! The IP and UDP headers, which the engine writes and reads, but the kernel does not pass through the socket.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,12 +11,12 @@ pub(super) const LEN_V4: usize = 28;
 /// IPv6 and UDP.
 pub(super) const LEN_V6: usize = 48;
 
-/// Bytes in front of a datagram of this address's IP version.
+/// Bytes of the headers for this address's IP version.
 pub(super) fn len(address: IpAddr) -> usize {
     if address.is_ipv4() { LEN_V4 } else { LEN_V6 }
 }
 
-/// The headers of the segments of one received datagram; only lengths and identification differ.
+/// The headers of the segments of one received datagram. Only the lengths and the identification differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Template {
     bytes: [u8; LEN_V6],
@@ -59,7 +59,7 @@ impl Template {
         if self.v6 { LEN_V6 } else { LEN_V4 }
     }
 
-    /// Writes the headers at the start of `frame`, whose datagram is there already.
+    /// Writes the headers at the start of `frame`, which already contains the datagram.
     pub(super) fn write(&self, frame: &mut [u8], identification: u16) {
         let len = frame.len() as u16;
         if self.v6 {
@@ -80,8 +80,8 @@ impl Template {
     }
 }
 
-/// What the packets of one send have in common, as their headers say. In numbers: bytes that were just put together one by
-/// one would be waited for when they are compared, for each packet.
+/// The header fields that all packets of a send have in common. They are integers: a comparison of bytes that were just
+/// stored one by one would stall, for each packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// The receiver: [`Ipv4Addr::to_bits`](std::net::Ipv4Addr::to_bits), or those of an IPv6 address.
@@ -89,8 +89,8 @@ pub(super) struct Key {
     pub(super) port: u16,
     pub(super) tos: u8,
     pub(super) hop_limit: u8,
-    /// The queue pair, if the receiver's address may be [shared](SHARED): its kernel hands
-    /// what is sent at once to one socket. 0 if not.
+    /// The queue pair, if the receiver's address may be [shared](SHARED): its kernel delivers the packets of a send to
+    /// one socket. Otherwise 0.
     qpn: u32,
 }
 
@@ -100,7 +100,7 @@ impl Key {
         self.qpn == QP1
     }
 
-    /// Of a packet of the IP version whose headers are `len` long; `None` if it is not one to be sent.
+    /// The key of a packet of the IP version whose headers have `len` bytes; `None` if it is not to be sent.
     pub(super) fn of(packet: &[u8], len: usize) -> Option<Key> {
         let qpn = qpn_of(packet.get(len..)?)?;
         let qpn = if qpn & SHARED == SHARED { qpn } else { 0 };
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv4_header_sums_up() {
+    fn an_ipv4_header_has_a_valid_checksum() {
         let source = "10.9.0.1:49152".parse().expect("an address");
         let template = Template::new(source, "10.9.0.2".parse().expect("an address"), 0x6a, 63);
         for (len, identification) in [(44, 0), (1500, 0xffff), (65535, 0xfffe), (1068, 63)] {

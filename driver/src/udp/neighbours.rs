@@ -1,4 +1,5 @@
-//! Contexts on addresses of this host: frames to them go by shared memory ([`shm`](crate::shm)), not by the socket.
+//! Contexts on addresses of this host: frames to them are sent through shared memory ([`shm`](crate::shm)), not through
+//! the socket.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,13 +10,13 @@ use crate::shm::links::Links;
 use crate::shm::route::Neighbour;
 use crate::slots::Slot;
 
-/// So many looks have what a socket had when the ring came.
+/// After this many receive calls, what a socket contained when the ring was added has been received.
 const LOOKS_MAX: u32 = 64;
 
 #[derive(Debug)]
 pub(super) struct Neighbours {
     pub(super) links: Links,
-    /// Looks into the sockets since a new ring came.
+    /// Receive calls since a new ring was added.
     looks: u32,
 }
 
@@ -32,15 +33,16 @@ impl Neighbours {
         Ok(Neighbours { links, looks: 0 })
     }
 
-    /// Frames go to this address from now on.
+    /// Frames are sent to this address from now on.
     pub(super) fn resolved(&mut self, peer: IpAddr) {
         if self.links.is_local(peer) {
             self.links.add_address(peer);
         }
     }
 
-    /// The sockets were looked into, and had so many packets. What a process of this host has sent by UDP before it had a ring was
-    /// there before what is in the ring, so it is taken first; but others may fill the sockets all the time.
+    /// Called after a receive call, with its number of packets. Packets that a process of this host sent by UDP before
+    /// it had a ring are older than those in the ring, so they are received first. The number of calls is limited,
+    /// because other hosts may fill the sockets all the time.
     pub(super) fn looked(&mut self, packets: usize) {
         self.looks += 1;
         if packets == 0 || self.looks >= LOOKS_MAX {
@@ -50,12 +52,12 @@ impl Neighbours {
     }
 }
 
-/// The frames of a source that go by the socket; the others are sent by memory on the way.
+/// The frames of a source that are sent through the socket. The others are sent through memory during iteration.
 pub(super) struct Others<'a> {
     pub(super) links: &'a mut Links,
     pub(super) slot: &'a Slot,
     pub(super) source: &'a mut dyn FrameSource,
-    /// Frames that went by memory.
+    /// Frames sent through memory.
     pub(super) sent: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Receiving datagrams: several with one call, each with many segments if the kernel has kept them together. A single
-//! datagram is received by `recvmsg`: the kernel needs less time for it than for `recvmmsg` (see `transmit.rs`).
+//! Receiving datagrams: several in one call, each with many segments if the kernel has aggregated them. A single
+//! datagram is received by `recvmsg`, which takes the kernel less time than `recvmmsg` (see `transmit.rs`).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,11 +11,11 @@ use crate::kept::Copies;
 use crate::memory::AnonymousMapping;
 use crate::{FrameSink, Icrc, RxFrame, Stats};
 
-/// Datagrams a call: with their buffers, what a core's cache holds.
+/// Datagrams in a call. With their buffers they fit into a core's cache.
 const BURST: usize = 8;
-/// In front of each buffer, for the headers of the first segment.
+/// Space before each buffer, for the headers of the first segment.
 const HEADROOM: usize = 64;
-/// The longest that the kernel hands over.
+/// The longest datagram that the kernel delivers.
 const DATAGRAM_MAX: usize = 1 << 16;
 const SLOT: usize = HEADROOM + DATAGRAM_MAX;
 
@@ -27,17 +27,17 @@ pub(super) struct Receiver {
     controls: [Control; BURST],
     datagrams: [Datagram; BURST],
     pub(super) copies: Copies,
-    /// Datagrams asked for at once. Each that does not come costs a look into the socket, so it is one
-    /// until more have waited.
+    /// Datagrams requested in one call. Each requested datagram that has not arrived costs a check of the socket, so
+    /// the number is 1 until several have been waiting.
     wanted: usize,
 }
 
-/// One of a burst.
+/// A datagram of a burst.
 #[derive(Clone, Copy, Debug)]
 struct Datagram {
     template: Template,
     len: usize,
-    /// Bytes of a segment; the last may be shorter.
+    /// Bytes of a segment. The last one may be shorter.
     segment: usize,
 }
 
@@ -56,7 +56,7 @@ impl Receiver {
         })
     }
 
-    /// Hands a burst of what has come for `own` to `sink`. Returns how many packets that were.
+    /// Passes a burst of packets for `own` to `sink`. Returns their number.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -70,7 +70,7 @@ impl Receiver {
             let mut offset = 0;
             let mut number = 0;
             while offset < datagram.len {
-                // Over the end of the segment before, which has been taken.
+                // Overwrites the end of the previous segment, which the sink has taken.
                 let frame = datagram.write(slot, offset, number);
                 stats.rx_frames += 1;
                 stats.rx_bytes += frame.len() as u64;
@@ -82,7 +82,7 @@ impl Receiver {
         Ok((stats.rx_frames - before) as usize)
     }
 
-    /// Fills `datagrams`. Returns how many.
+    /// Fills `datagrams`. Returns their number.
     fn fetch(&mut self, socket: BorrowedFd<'_>, own: IpAddr, stats: &mut Stats) -> io::Result<usize> {
         let wanted = self.wanted;
         self.wanted = 1;
@@ -95,12 +95,12 @@ impl Receiver {
         Ok(count)
     }
 
-    /// The common case for whoever waits; the kernel needs less for it than for several.
+    /// The common case while waiting. It takes the kernel less time than receiving several.
     fn fetch_one(&mut self, socket: BorrowedFd<'_>, own: IpAddr, stats: &mut Stats) -> io::Result<usize> {
         let mut place = place(&mut self.memory[HEADROOM..SLOT]);
         let mut header = header(&mut self.names[0], &mut place, &mut self.controls[0]);
-        // SAFETY: the header points to a name, a place and a control buffer with their lengths, all of
-        // which outlive the call.
+        // SAFETY: the header points to a name, a buffer and a control buffer with their lengths, all of which outlive
+        // the call.
         let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
         let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
         self.note(0, own, &header, len, stats);
@@ -123,8 +123,8 @@ impl Receiver {
             *iovec = place(&mut slot[HEADROOM..]);
             into.msg_hdr = header(name, iovec, control);
         }
-        // SAFETY: each header points to a name, a place and a control buffer of its own with their
-        // lengths, all of which outlive the call; there are at least `wanted` of them.
+        // SAFETY: each header points to its own name, buffer and control buffer with their lengths, all of which
+        // outlive the call. There are at least `wanted` headers.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -141,7 +141,7 @@ impl Receiver {
         Ok(count)
     }
 
-    /// Takes up what the kernel says of the datagram at `i`.
+    /// Records the kernel's report of the datagram at `i`.
     fn note(&mut self, i: usize, own: IpAddr, header: &libc::msghdr, len: usize, stats: &mut Stats) {
         let cut = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
         let datagram = source(&self.names[i])
@@ -155,12 +155,12 @@ impl Receiver {
     }
 }
 
-/// Where the kernel puts a datagram.
+/// The buffer for a datagram.
 pub(super) fn place(room: &mut [u8]) -> libc::iovec {
     libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }
 }
 
-/// A header that points to all of these, and may be used as long as they stay where they are.
+/// A header that points to all of these. It may be used as long as they are not moved.
 fn header(name: &mut libc::sockaddr_in6, place: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
     // SAFETY: plain old data, for which zeros are valid.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -195,7 +195,7 @@ impl Datagram {
     /// Writes the headers of the segment at `offset`. Returns the whole packet.
     fn write<'a>(&self, slot: &'a mut [u8], offset: usize, number: u16) -> &'a [u8] {
         let end = (offset + self.segment).min(self.len);
-        // What the IP header can't state is longer than any packet of a queue pair.
+        // A length that the IP header can't express is longer than any packet of a queue pair.
         let end = end.min(offset + usize::from(u16::MAX) - self.template.len());
         let frame = &mut slot[HEADROOM + offset - self.template.len()..HEADROOM + end];
         self.template.write(frame, number);
@@ -206,7 +206,7 @@ impl Datagram {
 pub(super) fn source(name: &libc::sockaddr_in6) -> Option<SocketAddr> {
     match i32::from(name.sin6_family) {
         libc::AF_INET => {
-            // An IPv4 name has its address where an IPv6 one has its flow label.
+            // The address in an IPv4 name is at the position of the flow label in an IPv6 name.
             let address = Ipv4Addr::from(name.sin6_flowinfo.to_ne_bytes());
             Some((address, u16::from_be(name.sin6_port)).into())
         }

@@ -1,8 +1,8 @@
-//! What the kernel reports of packets that were answered by ICMP messages: the socket's error queue (IP_RECVERR).
+//! The kernel's reports of packets that were answered by ICMP messages: the socket's error queue (IP_RECVERR).
 //!
-//! An ICMP message that quotes a MAD ends the request that the MAD is. With IP_RECVERR a socket refuses a packet to any
-//! address while its error queue has a report about another packet. So a sender that is refused takes the report from
-//! the queue and sends again.
+//! An ICMP message that quotes a MAD ends the request in that MAD. With IP_RECVERR a socket refuses packets to any
+//! address while its error queue has a report about another packet. So after a refused send, the sender takes the
+//! report from the queue and sends again.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,7 +12,7 @@ use super::control::Control;
 use super::{place, set_option};
 use crate::{Refusal, RefusalReason};
 
-/// Asks the kernel to keep word of packets that came back.
+/// Enables reports of ICMP messages.
 pub(super) fn listen(socket: &OwnedFd, own: IpAddr) -> io::Result<()> {
     let (level, option) = match own {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
@@ -21,17 +21,17 @@ pub(super) fn listen(socket: &OwnedFd, own: IpAddr) -> io::Result<()> {
     set_option(socket.as_fd(), level, option, 1i32)
 }
 
-/// Something that the kernel has kept.
+/// An entry of the error queue.
 #[derive(Debug)]
 pub(super) struct Word {
-    /// An ICMP message came, and the socket has refused a packet for it or will; otherwise the kernel itself has
-    /// refused one.
+    /// Whether it is an ICMP message, for which the socket has refused a packet or will refuse one. Otherwise the
+    /// kernel itself has refused a packet.
     pub(super) came: bool,
-    /// If it says that a packet was not delivered, and which.
+    /// The packet that was not delivered, if the report names it.
     pub(super) refusal: Option<Refusal>,
 }
 
-/// Takes the oldest word that is kept.
+/// Takes the oldest report.
 pub(super) fn take(socket: BorrowedFd<'_>) -> Option<Word> {
     // SAFETY: both are plain old data, for which zeros are valid.
     let (mut name, mut header) = unsafe { std::mem::zeroed::<(libc::sockaddr_in6, libc::msghdr)>() };
@@ -44,8 +44,8 @@ pub(super) fn take(socket: BorrowedFd<'_>) -> Option<Word> {
     header.msg_control = (&raw mut control.bytes).cast();
     header.msg_controllen = Control::CAPACITY;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-    // SAFETY: the header points to a name, a place and a control buffer with their lengths, all of which outlive
-    // the call.
+    // SAFETY: the header points to a name, a buffer and a control buffer with their lengths, all of which outlive the
+    // call.
     let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     let len = usize::try_from(len).ok()?;
     let (level, kind) = (libc::IPPROTO_IP, libc::IP_RECVERR);
@@ -55,13 +55,13 @@ pub(super) fn take(socket: BorrowedFd<'_>) -> Option<Word> {
     };
     let data = control.messages(header.msg_controllen).find(is_word).map_or(&[][..], |(_, _, data)| data);
     let came = matches!(data.get(4), Some(&(SO_EE_ORIGIN_ICMP | SO_EE_ORIGIN_ICMP6)));
-    // A quote that is cut short does not say which packet it is of.
+    // A truncated quote does not identify the packet.
     let known = parse(data).zip(address(&name)).filter(|_| len == Refusal::QUOTED);
     let refusal = known.map(|((reason, from), peer)| Refusal { peer, from, reason, quoted });
     Some(Word { came, refusal })
 }
 
-/// `struct sock_extended_err` with the address behind it (linux/errqueue.h).
+/// `struct sock_extended_err` followed by the address (linux/errqueue.h).
 fn parse(data: &[u8]) -> Option<(RefusalReason, IpAddr)> {
     const LEN: usize = 16;
     let (origin, kind, code) = (*data.get(4)?, *data.get(5)?, *data.get(6)?);

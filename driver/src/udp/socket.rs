@@ -1,8 +1,8 @@
-//! Opening sockets, and asking them for their state.
+//! Opening sockets, and querying their state.
 //!
-//! No ICMP message has an influence on the path MTU (`IP_PMTUDISC_PROBE`). To forge one, the two addresses are enough,
-//! and it would stop every full packet to that peer for ten minutes. What fits the MTU of the interface is sent,
-//! without fragmentation.
+//! No ICMP message influences the path MTU (`IP_PMTUDISC_PROBE`). Forging one takes only the two addresses, and would
+//! stop every full packet to that peer for ten minutes. Packets up to the MTU of the interface are sent, without
+//! fragmentation.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -14,18 +14,18 @@ use crate::holder::Holder;
 #[cfg(feature = "af_xdp")]
 use crate::netlink::Interface;
 
-/// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
+/// Requested for both directions. Without privileges, net.core.rmem_max and wmem_max are the limits.
 const BUFFER: i32 = 8 << 20;
 
-/// The first socket on port 4791 of the place's address, which more are to join. While there is any other,
-/// it is refused: of all that come at the same time one alone gets the address.
+/// Opens the first socket on port 4791 of the place's address, which others will join. It is refused while there is any
+/// other, so if several processes open it at the same time, only one gets the address.
 pub(super) fn claim(config: &UdpConfig, place: &LocalAddress) -> Result<OwnedFd, Error> {
     let socket = open(config, place, false)?;
     share_port(socket.as_fd()).map_err(|source| os_error("setting up the UDP socket", place, source))?;
     Ok(socket)
 }
 
-/// One more beside that which [`claim`] opened. Linux lets sockets of the same user in alone.
+/// Opens another socket on the address of the one from [`claim`]. Linux admits only sockets of the same user.
 pub(super) fn join(config: &UdpConfig, place: &LocalAddress) -> Result<OwnedFd, Error> {
     open(config, place, true)
 }
@@ -39,7 +39,8 @@ fn open(config: &UdpConfig, place: &LocalAddress, joins: bool) -> Result<OwnedFd
     }
     configure(socket.as_fd(), config, place)?;
     receive_marks(socket.as_fd(), config.address).map_err(os)?;
-    // Don't fragment, and believe no message about the path MTU: anybody can forge one, and the ends have agreed.
+    // Don't fragment, and ignore ICMP messages about the path MTU: any host can forge them, and the two ends have
+    // negotiated the MTU.
     if let IpAddr::V4(address) = config.address {
         let own = libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) };
         set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MULTICAST_IF, own).map_err(os)?;
@@ -66,7 +67,7 @@ fn open(config: &UdpConfig, place: &LocalAddress, joins: bool) -> Result<OwnedFd
     Ok(socket)
 }
 
-/// Sets what depends on the process that has the socket.
+/// Sets the options that depend on the process that owns the socket.
 pub(super) fn configure(
     socket: BorrowedFd<'_>,
     config: &UdpConfig,
@@ -80,7 +81,7 @@ pub(super) fn configure(
         set_option(socket, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, i32::from(time > 0))
     };
     let Some(time) = config.busy_poll else {
-        // The process before may have polled; a kernel that can't knows no such option.
+        // The previous process may have polled. A kernel without busy polling does not have this option.
         let _ = poll_for(0);
         return Ok(());
     };
@@ -97,7 +98,7 @@ pub(super) fn configure(
     })
 }
 
-/// An IPv6 address that has just been given is the interface's, but not yet its sockets'.
+/// An IPv6 address that has just been added exists on the interface, but can't be bound yet.
 fn free_bind(socket: BorrowedFd<'_>, own: IpAddr) -> io::Result<()> {
     let (level, option) = match own {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_FREEBIND),
@@ -110,29 +111,29 @@ fn share_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
 }
 
-/// Whether the kernel may hand over segments that it has kept together (UDP GRO).
+/// Whether the kernel may deliver aggregated segments (UDP GRO).
 pub(super) fn set_aggregation(socket: BorrowedFd<'_>, aggregation: bool) -> io::Result<()> {
     set_option(socket, libc::SOL_UDP, libc::UDP_GRO, i32::from(aggregation))
 }
 
-/// Whether it may.
+/// Whether it may deliver them.
 pub(super) fn aggregates(socket: BorrowedFd<'_>) -> bool {
     option::<i32>(socket, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|value| value != 0)
 }
 
-/// For how many microseconds it polls.
+/// The duration of busy polling in microseconds.
 #[cfg(test)]
 pub(super) fn busy_polls(socket: BorrowedFd<'_>) -> i32 {
     option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL).unwrap_or(0)
 }
 
-/// Whether anything comes to the socket.
+/// Sets whether the socket receives packets.
 pub(super) fn hear(socket: BorrowedFd<'_>, hears: bool) -> io::Result<()> {
     if !hears {
         return hear_nothing(socket);
     }
     match set_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0) {
-        // It has heard all along.
+        // It had no filter, so it received packets before.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         detached => detached,
     }
@@ -144,21 +145,21 @@ fn hear_nothing(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
 }
 
-/// Throws away what has come, no more than a socket holds.
+/// Discards pending packets, at most as many as fit into a socket.
 pub(super) fn discard(socket: BorrowedFd<'_>) {
     const MOST: usize = 1 << 16;
     for _ in 0..MOST {
-        // Whatever is longer than this is cut short.
+        // Longer datagrams are truncated.
         let received = rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT);
-        // Any other error is word of a packet that came back, in front of what has come.
+        // Any other error is an ICMP report, which is returned before pending packets.
         if received == Err(rustix::io::Errno::AGAIN) {
             break;
         }
     }
 }
 
-/// A socket on port 4791 of an address, for the packets of one interface, that hears nothing: it is there so that nobody
-/// else is. Others like it can be beside it, of the same user, but none that hears.
+/// A socket on port 4791 of an address, for the packets of one interface, that receives nothing: it reserves the port.
+/// It can coexist with other such sockets of the same user, but not with a socket that receives.
 #[cfg(feature = "af_xdp")]
 pub(crate) fn reserve(own: IpAddr, interface: &Interface) -> io::Result<OwnedFd> {
     let socket = create(own)?;
@@ -167,14 +168,14 @@ pub(crate) fn reserve(own: IpAddr, interface: &Interface) -> io::Result<OwnedFd>
     name.iter_mut().zip(interface.name.bytes().take(longest)).for_each(|(to, byte)| *to = byte);
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name)?;
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
-    // What goes past the port (a fragment, a packet with IPv4 options) does not pile up in it.
+    // Packets that bypass the port (a fragment, a packet with IPv4 options) do not accumulate in it.
     hear_nothing(socket.as_fd())?;
     free_bind(socket.as_fd(), own)?;
     bind(socket.as_fd(), address(own, PORT, interface.index))?;
     Ok(socket)
 }
 
-/// A member of a multicast group, with a socket that hears what is sent to it.
+/// A socket that is a member of a multicast group and receives its packets.
 pub(super) fn of_group(group: IpAddr, interface: u32) -> io::Result<OwnedFd> {
     let socket = create(group)?;
     // Several contexts of a host may be members.
@@ -202,21 +203,21 @@ pub(super) fn of_group(group: IpAddr, interface: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Takes UDP checksums of zero over IPv6 (linux/udp.h; not in the libc crate).
+/// Accepts UDP checksums of zero over IPv6 (linux/udp.h; not in the libc crate).
 const UDP_NO_CHECK6_RX: i32 = 102;
 
-/// Whether the kernel cuts up what is sent at once.
+/// Whether the kernel can divide a send into segments.
 pub(super) fn can_segment(socket: BorrowedFd<'_>) -> bool {
     set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0i32).is_ok()
 }
 
-/// Bytes that wait in the socket at most, the kernel's own overhead included.
+/// The most bytes that can be pending in the socket, including the kernel's overhead.
 pub(super) fn receive_buffer(socket: BorrowedFd<'_>) -> io::Result<usize> {
     let value: i32 = option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF)?;
     Ok(usize::try_from(value).unwrap_or(0))
 }
 
-/// Datagrams that found no room in the socket.
+/// Datagrams dropped because the socket had no room.
 pub(super) fn dropped(socket: BorrowedFd<'_>) -> io::Result<u64> {
     /// `struct sock_meminfo`: SK_MEMINFO_DROPS is the last of nine.
     const DROPS: usize = 8;
@@ -224,12 +225,12 @@ pub(super) fn dropped(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(info[DROPS].into())
 }
 
-/// A socket of the same address, for asking the kernel about ways.
+/// A socket of the same address, for querying the kernel's routes.
 pub(super) fn probe(own: IpAddr, scope: u32) -> io::Result<UdpSocket> {
     UdpSocket::bind(address(own, 0, scope))
 }
 
-/// The largest IP packet on the way to the peer that the probe is connected to.
+/// The largest IP packet on the path to the peer that the probe is connected to.
 pub(super) fn path_mtu(probe: &UdpSocket) -> Option<u32> {
     let (level, which) = match probe.local_addr().ok()? {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
@@ -238,7 +239,7 @@ pub(super) fn path_mtu(probe: &UdpSocket) -> Option<u32> {
     option::<i32>(probe.as_fd(), level, which).ok().and_then(|mtu| u32::try_from(mtu).ok())
 }
 
-/// An address as the kernel wants it; `scope` matters only where it must be told.
+/// A socket address. `scope` is used only for addresses that need it.
 pub(super) fn address(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
     match address {
         IpAddr::V6(ip) if ip.is_unicast_link_local() || ip.is_multicast() => {
@@ -257,17 +258,17 @@ fn create(address: IpAddr) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` is a descriptor that nobody else owns.
+    // SAFETY: `fd` is a new descriptor without another owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     if !address.is_ipv4() {
         set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
-        // The ICRC covers the packet, so peers leave the checksum out (rdma_rxe does).
+        // The ICRC covers the packet, so peers may leave out the checksum (rdma_rxe does).
         set_option(socket.as_fd(), libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
     }
     Ok(socket)
 }
 
-/// Lets TOS and TTL come beside each datagram.
+/// Enables TOS and TTL as ancillary data of received datagrams.
 fn receive_marks(socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<()> {
     let (level, options) = if address.is_ipv4() {
         (libc::IPPROTO_IP, [libc::IP_RECVTOS, libc::IP_RECVTTL])
@@ -277,7 +278,8 @@ fn receive_marks(socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<()> {
     options.into_iter().try_for_each(|option| set_option(socket, level, option, 1))
 }
 
-/// The kernel doubles what is asked for. A buffer that is large enough is left as it is: a process with more privileges has asked.
+/// The kernel doubles the requested size. A buffer that is large enough is not changed: a process with more privileges
+/// has set it.
 fn enlarge(socket: BorrowedFd<'_>, force: i32, ask: i32) -> io::Result<()> {
     if option::<i32>(socket, libc::SOL_SOCKET, ask)? >= 2 * BUFFER {
         return Ok(());
@@ -315,7 +317,7 @@ fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `T` is an `int` or one of the structures that the kernel reads as they are.
+/// `T` is an `int` or one of the structures that the kernel reads.
 pub(crate) fn set_option<T: Copy>(
     socket: BorrowedFd<'_>,
     level: i32,
@@ -323,14 +325,14 @@ pub(crate) fn set_option<T: Copy>(
     value: T,
 ) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: pointer and length describe `value`, which outlives the call, as does what it points to.
+    // SAFETY: pointer and length describe `value`, which outlives the call, as does the memory it points to.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), len) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// What the kernel may fill with any bytes.
+/// Types for which any bytes are valid.
 trait Plain: Copy + Default {}
 impl Plain for i32 {}
 impl Plain for [u32; 9] {}
@@ -338,8 +340,7 @@ impl Plain for [u32; 9] {}
 fn option<T: Plain>(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<T> {
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: pointer and length describe `value`, in which all bytes are valid and which outlives
-    // the call.
+    // SAFETY: pointer and length describe `value`, for which any bytes are valid and which outlives the call.
     match unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len)
     } {

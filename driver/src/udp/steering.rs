@@ -1,20 +1,19 @@
-//! Which socket of an address receives a packet.
+//! Selection of the socket of an address that receives a packet.
 //!
-//! All sockets of an address are one SO_REUSEPORT group of the kernel. A classic BPF program chooses among them by the
-//! destination QPN; it needs no privilege. Place 0 of the group is the socket of QP1, the places after it are the slots
-//! ([`slots`]). While only one context has the address, one socket receives everything, QP1 included.
+//! All sockets of an address are one SO_REUSEPORT group of the kernel. A classic BPF program selects the socket by the
+//! destination QPN; it needs no privilege. Place 0 of the group is the socket of QP1, the following places are the
+//! slots ([`slots`]). While only one context has the address, one socket receives everything, including QP1.
 //!
 //! The program sees only the first packet of those that a sender on the same host has sent at once (UDP GSO), and of
-//! those that the kernel has put together (UDP GRO). All of them go to the socket of the first one, so no packet for
-//! another socket may be among them. A sender must be able to tell this. So the QPNs of all slots but slot 0 are odd,
-//! the QPNs of slot 0 and of a context that is alone are even, and packets to different odd QPNs never leave in one
-//! send. (`rdma_rxe` and cards use both odd and even QPNs; neither of them looks at several packets at once.) Contexts
-//! that share an address do without aggregation: what the kernel puts together may be for several queue pairs.
+//! those that the kernel has aggregated (UDP GRO). All of them are delivered to the socket of the first one, so none of
+//! them may be for another socket. A sender must be able to ensure this. So the QPNs of all slots except slot 0 are
+//! odd, the QPNs of slot 0 and of a single context are even, and packets to different odd QPNs are never sent at once.
+//! (`rdma_rxe` and cards use both odd and even QPNs; neither of them processes several packets at once.) Contexts that
+//! share an address disable aggregation: the kernel may aggregate packets for several queue pairs.
 //!
-//! MADs are sent by a socket of their own on the same address and port, the first in the group. While several contexts
-//! have the address, it is also the socket of QP1. It is bound without SO_REUSEPORT, so of all that open an address at
-//! the same time only one gets it. SO_REUSEPORT is set afterwards and admits further sockets of the same
-//! user.
+//! MADs are sent by a separate socket on the same address and port, the first one in the group. While several contexts
+//! have the address, it is also the socket of QP1. It is bound without SO_REUSEPORT, so if several processes open an
+//! address at the same time, only one gets it. Then SO_REUSEPORT is set, and admits further sockets of the same user.
 //!
 //! [`slots`]: crate::slots
 
@@ -33,34 +32,35 @@ use crate::slots::owner::{self, NUMBERS, SHARED};
 use crate::slots::{Group, Parts, Resource};
 use crate::{Error, Refusal, Stats};
 
-/// Where the socket of QP1 is in the kernel's group.
+/// The place of the socket of QP1 in the kernel's group.
 const QP1_PLACE: u32 = 0;
 
-/// Mail that is word of a packet which this slot has sent.
+/// Kind of mail: an ICMP report about a packet that this slot has sent.
 pub(super) const REFUSED: u8 = b'R';
 
 /// The sockets of an address.
 pub(super) struct Sockets {
     config: UdpConfig,
     place: LocalAddress,
-    /// For what comes to QP1 while there are several processes.
+    /// For packets to QP1 while there are several processes.
     receiver: Receiver,
-    /// The sockets there are, to tell whether somebody else has some.
+    /// The number of ferroce's sockets, to detect foreign ones.
     count: usize,
     was_shared: bool,
-    /// The kernel puts packets together that come by the interface.
+    /// Whether the kernel aggregates packets received from the interface.
     puts_together: bool,
-    /// The slot is of a port that has its packets another way: what comes by its socket all the same is mail.
+    /// Whether the port of the slot receives its packets elsewhere, so that packets from this socket are mail.
     is_aside: bool,
-    /// What that socket has dropped so far, also for those who had the slot before; `None` until it is first looked at.
+    /// Packets that this socket has dropped so far, also for previous owners of the slot; `None` before the first
+    /// check.
     aside_dropped: Option<u64>,
 }
 
-/// The only slot for a port whose packets come another way.
+/// The only slot for a port that receives its packets elsewhere.
 const ASIDE: usize = 0;
-/// Datagrams of QP1 that are taken at a time.
+/// The most datagrams of QP1 received at a time.
 const MADS_MAX: usize = 256;
-/// A process that has just ended may hold the address for a moment longer than its name.
+/// The address of a process that has just ended may be in use a moment longer than its name.
 const CLAIM_PATIENCE: Duration = Duration::from_millis(50);
 
 impl Sockets {
@@ -71,7 +71,7 @@ impl Sockets {
         Ok(Sockets { config, place, receiver, count, was_shared, puts_together, is_aside, aside_dropped })
     }
 
-    /// For slot 0 and no other, of a port that does not poll its socket.
+    /// For slot 0 only, of a port that does not poll its socket.
     #[cfg(feature = "af_xdp")]
     pub(super) fn aside(self) -> Sockets {
         Sockets { is_aside: true, ..self }
@@ -82,7 +82,7 @@ impl Sockets {
         move |source| os_error(what, &place, source)
     }
 
-    /// Nobody else may have a socket there: it would have a place in the kernel's group.
+    /// Refuses foreign sockets on the address: they would have a place in the kernel's group.
     fn check_places(&self) -> Result<(), Error> {
         let mut all = sockets_on(self.config.address, &self.place.interface)?;
         all.retain(|socket| socket.address == self.config.address);
@@ -98,7 +98,7 @@ impl Sockets {
         Err(Error::Sharing { what: format!("{}", self.config.address), reason })
     }
 
-    /// What has found no room in the socket of a slot that is set aside, and was not counted yet.
+    /// Packets that the socket of the port in slot 0 had no room for, since the last call.
     fn lost_aside(&mut self, group: &Group) -> u64 {
         let (true, Some(before)) = (self.is_aside, self.aside_dropped) else { return 0 };
         let socket = group.parts().descriptors.get(ASIDE).cloned();
@@ -145,7 +145,7 @@ impl Resource for Sockets {
         socket::hear(socket, true).map_err(self.os("taking over a UDP socket"))
     }
 
-    /// Peers go on sending for a while to a process that has ended, and nobody reads what comes.
+    /// Peers continue to send for a while to a process that has ended, and nothing receives these packets.
     fn retire(&mut self, socket: BorrowedFd<'_>) {
         if let Err(error) = socket::hear(socket, false) {
             warn!("packets to an ended process on {} accumulate: {error}", self.config.address);
@@ -160,9 +160,9 @@ impl Resource for Sockets {
             self.aside_dropped = socket::dropped(first.as_fd()).ok();
         }
         let alone = (!is_shared).then(|| alive.trailing_zeros() as usize);
-        // The kernel looks for a flow's socket before it puts its packets together, and asks any of the group. Where it puts
-        // none together, what a sender in this machine has sent at once is all that comes in one piece, and is for one socket; and
-        // whether it is cut up is up to who has that.
+        // The kernel looks up a flow's socket before it aggregates packets, and checks any socket of the group. If it
+        // does not aggregate, the only packets delivered together are those that a sender on this host has sent at
+        // once. They are for one socket, and its owner decides whether they are divided.
         let is_off = is_shared && self.puts_together;
         let aggregation = self.config.aggregation && !is_off;
         let slots = parts.descriptors.iter().enumerate();
@@ -185,16 +185,17 @@ impl Resource for Sockets {
         }
     }
 
-    /// Also while this process is alone, when nothing should come there: another one may have come and ended since.
+    /// Also while this process is alone, when no packets should arrive there: another process may have joined and ended
+    /// meanwhile.
     fn served(&self, parts: &Parts, is_first: bool) -> Vec<Arc<OwnedFd>> {
         let qp1 = parts.common.first().filter(|_| is_first);
         let aside = parts.descriptors.get(ASIDE).filter(|_| self.is_aside);
-        // Word of packets that came back is told without being asked for.
+        // ICMP reports cause a wake-up without being requested.
         qp1.into_iter().chain(aside).cloned().collect()
     }
 
     fn serve(&mut self, group: &Group, socket: BorrowedFd<'_>) {
-        // A process that gives up its last slot serves no more.
+        // A process that gives up its last slot no longer serves.
         let Some(own) = group.first_own() else { return };
         hand_on_refusals(socket, (group, own), |slot, refusal| {
             if slot.is_some() {
@@ -215,7 +216,7 @@ impl Resource for Sockets {
                 Err(_) => break,
             }
         }
-        // The socket of QP1 is that of all: what it had no room for is counted once.
+        // The socket of QP1 is shared by all processes: its dropped packets are counted once.
         let qp1 = group.parts().common.first().cloned();
         let full = qp1.and_then(|qp1| socket::dropped(qp1.as_fd()).ok());
         let full = full.map_or(0, |dropped| group.untold(dropped));
@@ -223,8 +224,8 @@ impl Resource for Sockets {
     }
 }
 
-/// Takes the kernel's words from a socket, and gives `keep` those for slot `own`, and those of which nobody can tell whose they
-/// are; others go to who sent the packet. Returns whether ICMP messages came.
+/// Takes the ICMP reports from a socket. Passes those for slot `own`, and those without a known owner, to `keep`, and
+/// forwards the others to the sender of the packet. Returns whether there were ICMP messages.
 pub(super) fn hand_on_refusals(
     socket: BorrowedFd<'_>,
     (group, own): (&Group, usize),
@@ -242,18 +243,19 @@ pub(super) fn hand_on_refusals(
     any
 }
 
-/// Words that are taken from a socket at once: anybody can send ICMP messages, and a poll must end.
+/// The most reports taken from a socket at once: any host can send ICMP messages, and a poll must end.
 const WORDS_MAX: usize = 256;
 
-/// Has the kernel choose among the sockets that share an address with this one; the slot that is `alone` has everything.
+/// Makes the kernel select among the sockets that share an address with this one. The slot that is `alone` receives
+/// everything.
 fn steer(socket: BorrowedFd<'_>, alone: Option<usize>) -> io::Result<()> {
-    /// Bytes 4 to 7 of the BTH: one reserved, three of the queue pair's number.
+    /// Bytes 4 to 7 of the BTH: one reserved byte and three of the destination QPN.
     const DEST_QPN: u32 = 4;
     const A: u32 = 0x10;
     let step = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let run = |code, k| step(code, k, 0, 0);
     let everything = [run(libc::BPF_RET | libc::BPF_K, alone.map_or(0, place_of))];
-    // It sees packets from behind the UDP header. One that is too short goes to place 0.
+    // The program sees packets from the end of the UDP header on. A packet that is too short is delivered to place 0.
     let by_qpn = [
         run(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, DEST_QPN),
         run(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0x00ff_ffff),

@@ -1,8 +1,8 @@
 use super::*;
 
-/// A line for each packet, as there was when they went to many hosts in turns, can stop who writes it.
+/// With a line for each refused packet, alternating between many hosts, the log could block the process.
 #[test]
-fn refusals_are_told_once_a_second() {
+fn refusals_are_logged_once_a_second() {
     let mut told = Told::default();
     let peer = |n: u64| IpAddr::from([10, 0, 0, n as u8]);
     let said = |told: &mut Told, ms: u64| {
@@ -10,7 +10,7 @@ fn refusals_are_told_once_a_second() {
         (0..100).filter(|n| told.is_news((Some(libc::EHOSTUNREACH), peer(*n)), now)).count()
     };
     assert_eq!([0, 10, 999, 1000, 1001, 1999, 2000].map(|ms| said(&mut told, ms)), [1, 0, 0, 1, 0, 0, 1]);
-    // The same again and again is no news.
+    // The same refusal again is not reported.
     let last = told.last.map(|(refusal, _)| refusal).expect("something was said");
     assert!(!told.is_news(last, Nanos(10_000_000_000)));
 }
@@ -19,7 +19,7 @@ fn own(last: u8) -> IpAddr {
     IpAddr::from([127, 80, 0, last])
 }
 
-/// A packet of the connection manager, from its BTH on, with these words behind the MAD's header.
+/// A packet of the connection manager, beginning with its BTH, with this body after the MAD's header.
 fn mad(attribute: u16, body: &[u8]) -> Vec<u8> {
     let mut mad = vec![0; 300];
     mad[7] = 1;
@@ -36,7 +36,7 @@ fn send_to(address: IpAddr, datagram: &[u8]) {
     socket.send_to(datagram, (address, PORT)).unwrap();
 }
 
-/// What comes within a moment.
+/// The number of packets received before a deadline.
 fn received(port: &mut Udp, least: usize) -> usize {
     let (mut count, deadline) = (0, std::time::Instant::now() + Duration::from_secs(5));
     while count < least && std::time::Instant::now() < deadline {
@@ -47,22 +47,23 @@ fn received(port: &mut Udp, least: usize) -> usize {
 }
 
 #[test]
-fn what_came_before_others_did_is_not_handed_on() {
+fn packets_from_before_sharing_are_not_forwarded() {
     let mut first = Udp::open(&UdpConfig::new(own(1))).unwrap();
     first.listen(7).unwrap();
     send_to(own(1), &mad(REQ, &[[0; 8], 7u64.to_be_bytes()].concat()));
     let mut second = Udp::open(&UdpConfig::new(own(1))).unwrap();
     assert!(first.slot.group().is_shared());
     assert_eq!((received(&mut first, 1), first.stats().handed_on), (1, 0));
-    // By the socket of QP1.
+    // Through the socket of QP1.
     send_to(own(1), &mad(REQ, &[[0; 8], 7u64.to_be_bytes()].concat()));
     assert_eq!((received(&mut first, 1), first.stats().handed_on, first.stats().rx_frames), (1, 0, 2));
     assert_eq!((received(&mut second, 0), second.stats().handed_on), (0, 0));
 }
 
-/// A DREQ to a process that has ended comes to another one's connection manager, which says that it knows nothing of it.
+/// A DREQ to a process that has ended is delivered to another process's connection manager, which answers that it does
+/// not know the connection.
 #[test]
-fn what_is_for_a_process_that_has_ended_is_answered_by_another() {
+fn messages_to_an_ended_process_are_answered_by_another() {
     let open = || Udp::open(&UdpConfig::new(own(2))).unwrap();
     let [mut first, mut second, third] = [(); 3].map(|()| open());
     second.listen(7).unwrap();
@@ -73,7 +74,7 @@ fn what_is_for_a_process_that_has_ended_is_answered_by_another() {
     }
     send_to(own(2), &dreq);
     assert_eq!((received(&mut second, 1), received(&mut first, 0)), (1, 0));
-    // One that has come, and of which nobody has heard yet, may have it: that one is asked again.
+    // A new process that has not been announced yet may own it, so that process is asked too.
     let _newcomer = slots::unheard(&name_of(own(2)), 2);
     std::thread::sleep(slots::VACANT);
     send_to(own(2), &dreq);
@@ -84,7 +85,8 @@ fn what_is_for_a_process_that_has_ended_is_answered_by_another() {
     assert_eq!((received(&mut first, 0), received(&mut second, 0)), (0, 0));
 }
 
-/// A message without the receiver's communication id is anybody's to send, and is work for every process on the address.
+/// Anyone can send a message without the receiver's communication id, and it costs work in every process on the
+/// address.
 #[test]
 fn what_goes_to_all_is_bounded() {
     let [mut first, second] = [(); 2].map(|()| Udp::open(&UdpConfig::new(own(6))).unwrap());
@@ -105,9 +107,9 @@ fn what_goes_to_all_is_bounded() {
     assert_eq!(second.stats().rx_dropped, 0);
 }
 
-/// Nobody else's full disk keeps a device from being opened.
+/// Another user's full disk does not prevent a device from being opened.
 #[test]
-fn an_address_is_had_alone_where_nobody_can_be_met() {
+fn an_address_is_opened_alone_if_processes_cannot_meet() {
     let open = || Udp::open(&UdpConfig::new(own(7)));
     let first = open().unwrap();
     let directory = crate::private_directory::of_user();
@@ -117,7 +119,7 @@ fn an_address_is_had_alone_where_nobody_can_be_met() {
     drop(first);
     let in_the_way = |part: &str| format!("{}{part}", name.strip_suffix('0').unwrap());
     for part in ["lock", "0"] {
-        // No file can be made there.
+        // No file can be created there.
         std::fs::create_dir(in_the_way(part)).unwrap();
         let alone = open();
         let second = open().map(|_port| ());
@@ -130,14 +132,13 @@ fn an_address_is_had_alone_where_nobody_can_be_met() {
     assert!(open().is_ok());
 }
 
-/// Nothing is lost uncounted, and nothing is counted twice: not what the socket of QP1 had no room for, nor what the mailbox had
-/// none for.
+/// Every lost packet is counted exactly once, whether the socket of QP1 or the mailbox had no room for it.
 #[test]
-fn all_that_comes_to_qp1_is_counted_once() {
+fn packets_to_qp1_are_counted_once() {
     let open = || Udp::open(&UdpConfig::new(own(3))).unwrap();
     let [mut first, second] = [(); 2].map(|()| open());
     let sent = 20_000;
-    // Who serves QP1 does not read.
+    // The thread that serves QP1 does not read.
     let held = first.slot.group().parts();
     let socket = UdpSocket::bind((own(250), 0)).unwrap();
     for _ in 0..sent {
@@ -155,7 +156,7 @@ fn all_that_comes_to_qp1_is_counted_once() {
     }
     assert!(socket::dropped(first.for_mads.as_fd()).unwrap() > 0, "the socket has room for all");
     assert_eq!((all, counted(&second)), (sent, 0));
-    // Whoever serves it next does not count it again.
+    // The next process that serves it does not count it again.
     drop(first);
     while second.slot.group().is_shared() {
         std::thread::sleep(Duration::from_millis(1));
@@ -166,10 +167,10 @@ fn all_that_comes_to_qp1_is_counted_once() {
     assert_eq!(second.stats().rx_dropped, 0);
 }
 
-/// The thread takes what comes by the socket of a port that has its packets another way.
+/// The thread receives packets from the socket of a port that receives its packets elsewhere.
 #[cfg(feature = "af_xdp")]
 #[test]
-fn all_that_comes_to_a_slot_aside_is_counted_once() {
+fn packets_to_a_slot_aside_are_counted_once() {
     let (slot, _) = join_aside(own(5)).unwrap();
     let sent: u64 = 20_000;
     let flood = || {
@@ -197,7 +198,7 @@ fn all_that_comes_to_a_slot_aside_is_counted_once() {
 }
 
 #[test]
-fn a_socket_is_as_its_new_process_wants_it() {
+fn a_socket_is_configured_for_its_new_process() {
     let config = UdpConfig::new(own(4));
     let polls = UdpConfig::new(own(4)).busy_poll(Duration::from_micros(50));
     let first = Udp::open(&polls).or_else(|_| Udp::open(&config)).unwrap();

@@ -1,17 +1,18 @@
-//! Sending packets: those of one size to one address leave in one send, which the kernel cuts into segments late.
+//! Sending packets: packets of one size to one address are sent in one send, which the kernel divides into segments
+//! late.
 //!
-//! The packets of a send have the same size, except the last one, which may be shorter, and go to one address with the
-//! same marks. A send has at most 64 packets and 64 KiB. The packets are written so that the headers of each lie over
-//! the end of the packet before; these bytes are restored afterwards. So a send is one piece of memory. A send costs
-//! several microseconds whatever it contains. So none leaves that could still grow, and small packets to many queue
-//! pairs leave together. The first packet of a long WRITE is longer than the others by its RETH, so each message takes
-//! at least two sends (docs/decisions/13-trains.md).
+//! The packets of a send have the same size, except the last one, which may be shorter, and have the same address, TOS
+//! and TTL. A send has at most 64 packets and 64 KiB. The headers of each packet are written over the end of the packet
+//! before it, and these bytes are restored afterwards, so a send is one contiguous piece of memory. A send takes
+//! several microseconds regardless of its contents. So a send that could still grow is held back, and small packets to
+//! many queue pairs are sent together. The first packet of a long WRITE is longer than the others by its RETH, so each
+//! message needs at least two sends (docs/decisions/13-trains.md).
 //!
-//! A single packet is sent by `sendto` and received by `recvmsg`. The kernel needs less time for these than for
-//! `sendmmsg` and `recvmmsg`: some 5 % of the round trip.
+//! A single packet is sent by `sendto` and received by `recvmsg`. These take the kernel less time than `sendmmsg` and
+//! `recvmmsg`: about 5 % of the round trip.
 //!
 //! No error that the kernel reports for a packet ends the context: no route, too large for the path, refused by a
-//! firewall. The packets are counted as `tx_dropped`, and the reason is logged once. The engine's retries do the rest.
+//! firewall. The packets are counted as `tx_dropped`, the reason is logged once, and the engine retransmits.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -26,42 +27,42 @@ use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, TRIES_MAX};
 use crate::memory::AnonymousMapping;
 use crate::{FrameSource, Nanos, Stats};
 
-/// Sends a system call.
+/// Sends in one system call.
 const GROUPS: usize = 16;
-/// What is written before it is sent, but for the send that is begun then and may yet grow. Stays in a
-/// core's cache. Half of it was slower by some 5 % with messages of 64 KiB, twice as much no faster.
+/// Bytes written before they are sent, except those of the last send, which may still grow. This fits into a core's
+/// cache. Half of it was about 5 % slower with messages of 64 KiB, and twice as much no faster.
 const STAGE: usize = 192 << 10;
-/// The kernel's UDP_MAX_SEGMENTS, as long as it has been there.
+/// The kernel's original UDP_MAX_SEGMENTS.
 const SEGMENTS_MAX: usize = 64;
-/// What a packet ends with.
+/// The length of the ICRC, the end of a packet.
 const ICRC_LEN: usize = 4;
 /// The longest UDP datagram, over IPv4 and IPv6.
 const DATAGRAM_MAX: usize = 65535 - LEN_V6;
 
-/// Packets that are written and not sent yet.
+/// Packets that are written and not yet sent.
 #[derive(Debug)]
 pub(super) struct Transmitter {
     memory: AnonymousMapping,
-    /// End of what is written.
+    /// The end of the written bytes.
     end: usize,
     header_len: usize,
     max_frame: usize,
-    /// The interface, for addresses that are only unique there.
+    /// The interface, for addresses that are unique only there.
     scope: u32,
-    /// Whether the kernel cuts up what is sent at once.
+    /// Whether the kernel divides a send into segments.
     pub(super) segmentation: bool,
     groups: Vec<Group>,
-    /// Groups of `groups` that are sent.
+    /// The number of groups already sent.
     done: usize,
 }
 
-/// Packets that leave in one send.
+/// Packets of one send.
 #[derive(Clone, Copy, Debug)]
 struct Group {
     key: Key,
     start: usize,
     len: usize,
-    /// Bytes of each but the last.
+    /// Bytes of each packet except the last.
     segment: usize,
     segments: usize,
 }
@@ -94,12 +95,12 @@ impl Transmitter {
         })
     }
 
-    /// Whether something is written that the kernel has not taken.
+    /// Whether packets are written that the kernel has not taken.
     pub(super) fn is_pending(&self) -> bool {
         !self.groups.is_empty()
     }
 
-    /// Takes packets from `source`. Returns how many, and whether it may have more.
+    /// Takes packets from `source`. Returns their number, and whether there may be more.
     pub(super) fn fill(&mut self, source: &mut dyn FrameSource, stats: &mut Stats) -> (usize, bool) {
         let mut taken = 0;
         while self.has_room() {
@@ -115,9 +116,9 @@ impl Transmitter {
         (taken, true)
     }
 
-    /// Writes one packet, whose headers lie over the end of the packet before: over `N` bytes and its ICRC. Those
-    /// come back afterwards, so what is sent at once lies in one piece. The ICRC is read by itself, as it was written: a wider
-    /// read would wait until it has come to the cache. Returns whether it is a packet to be sent, or `None` if there was none.
+    /// Writes one packet. Its headers overwrite the end of the packet before it, `N` bytes and its ICRC, which are
+    /// restored afterwards, so a send is contiguous. The ICRC is read as it was written: a wider read would stall until
+    /// the store has reached the cache. Returns whether the packet is to be sent, or `None` if there was none.
     #[inline]
     fn write<const N: usize>(&mut self, source: &mut dyn FrameSource, stats: &mut Stats) -> Option<bool> {
         let header_len = N + ICRC_LEN;
@@ -138,8 +139,8 @@ impl Transmitter {
         written
     }
 
-    /// Whether another packet may be written. A send costs the same whatever is in it, so none is cut
-    /// short that could still grow, as long as there is room.
+    /// Whether another packet may be written. A send costs the same regardless of its contents, so while there is room,
+    /// a send that could still grow is not ended.
     fn has_room(&self) -> bool {
         let grows = self.segmentation && self.groups.last().is_some_and(|group| !group.is_full());
         self.end + self.max_frame <= self.memory.len()
@@ -147,18 +148,18 @@ impl Transmitter {
             && (grows || self.end < STAGE && self.groups.len() + usize::from(self.segmentation) < GROUPS)
     }
 
-    /// Takes up the packet of `len` bytes behind what is written.
+    /// Appends the packet of `len` bytes after the written ones.
     #[inline(always)]
     fn append(&mut self, key: Key, len: usize, source: &mut dyn FrameSource) {
         let start = self.end - self.header_len;
         let segment = len - self.header_len;
-        // Where nobody listens, a host inside this machine answers segments that were sent at once with one ICMP message,
-        // which quotes the first. Each MAD may be the one that an answer is waited for.
+        // A host on this machine without a listener answers segments that were sent at once with a single ICMP message,
+        // which quotes the first one. An answer may be expected for each MAD, so each is sent separately.
         let joins = |group: &&mut Group| self.segmentation && !key.is_mad() && group.admits(key, segment);
         match self.groups.last_mut().filter(joins) {
             Some(group) => {
                 if self.header_len == LEN_V4 {
-                    // The kernel numbers them from the first one's 0.
+                    // The kernel numbers the segments from the first one's 0.
                     source.renumber(&mut self.memory[start..start + len], group.segments as u16);
                 }
                 group.segments += 1;
@@ -169,10 +170,10 @@ impl Transmitter {
         self.end += segment;
     }
 
-    /// Sends what is written. What the kernel refuses is dropped and told to `refused`, unless it is
-    /// only that there is no room: then `false`, and it stays. MADs have a socket of their own, and those
-    /// that find no room there are dropped: who sent them sends them again. A socket also refuses a packet while
-    /// it has word of others that came back; `hear` takes that, and returns whether there was any.
+    /// Sends the written packets. Packets that the kernel refuses are dropped and reported to `refused`. If it only has
+    /// no room, they are kept and the result is `false`. MADs have a socket of their own, and are dropped if it has no
+    /// room: their senders retransmit them. A socket also refuses a packet while it has ICMP reports of others. `hear`
+    /// takes these, and returns whether there were any.
     pub(super) fn flush(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -206,7 +207,7 @@ impl Transmitter {
                         let group = &self.groups[self.done];
                         stats.tx_dropped += group.segments as u64;
                         if code == Some(libc::EIO) && group.segments > 1 {
-                            // Before Linux 6.11 only with checksums by the device.
+                            // Before Linux 6.11 this needs checksums by the device.
                             self.segmentation = false;
                         }
                         let packet = group.segment + self.header_len;
@@ -223,7 +224,7 @@ impl Transmitter {
         true
     }
 
-    /// One system call, for groups of MADs or of anything else. Returns how many groups it sent.
+    /// Makes one system call, for groups of MADs or for other groups. Returns the number of groups sent.
     fn send(&self, socket: BorrowedFd<'_>, mads: bool) -> io::Result<usize> {
         let rest = &self.groups[self.done..];
         let alike = rest.iter().take_while(|group| group.key.is_mad() == mads).count();
@@ -233,15 +234,15 @@ impl Transmitter {
         }
     }
 
-    /// A lone packet is what somebody waits for: with less beside it the kernel is through sooner.
+    /// A single packet is urgent: without the arrays of `sendmmsg` the kernel needs less time.
     fn send_one(&self, socket: BorrowedFd<'_>, group: &Group) -> io::Result<usize> {
         let mut name = self.name(group);
         let mut control = Control::empty();
         let control_len = self.describe(group, &mut control);
         let bytes = &self.memory[group.start..group.start + group.len];
         let sent = if control_len == 0 {
-            // SAFETY: both pointers come with the lengths of what they point to, which outlives the call;
-            // the name is at least as long as is said.
+            // SAFETY: both pointers are passed with the lengths of the memory they point to, which outlives the call.
+            // The name is at least as long as stated.
             unsafe {
                 libc::sendto(
                     socket.as_raw_fd(),
@@ -255,8 +256,8 @@ impl Transmitter {
         } else {
             let mut place = place(bytes);
             let header = self.header(&mut name, &mut place, (&mut control, control_len));
-            // SAFETY: the header points to a name, a place and a control buffer with their lengths, all of
-            // which outlive the call.
+            // SAFETY: the header points to a name, a buffer and a control buffer with their lengths, all of which
+            // outlive the call.
             unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) }
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(1) }
@@ -275,15 +276,15 @@ impl Transmitter {
             let len = self.describe(group, &mut controls[i]);
             headers[i].msg_hdr = self.header(&mut names[i], &mut places[i], (&mut controls[i], len));
         }
-        // SAFETY: each header points to a name, a place and a control buffer of its own with their
-        // lengths, all of which outlive the call; there are at least as many as groups.
+        // SAFETY: each header points to its own name, buffer and control buffer with their lengths, all of which
+        // outlive the call. There are at least as many headers as groups.
         let sent = unsafe {
             libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), groups.len() as u32, libc::MSG_DONTWAIT)
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
     }
 
-    /// A header that points to all of these, and may be used as long as they stay where they are.
+    /// A header that points to all of these. It may be used as long as they are not moved.
     fn header(
         &self,
         name: &mut libc::sockaddr_in6,
@@ -312,7 +313,7 @@ impl Transmitter {
         len as libc::socklen_t
     }
 
-    /// What is to be said beside the bytes. Returns its length.
+    /// Writes the ancillary data. Returns its length.
     fn describe(&self, group: &Group, control: &mut Control) -> usize {
         let (level, tos, hop_limit) = if self.header_len == LEN_V4 {
             (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
@@ -339,7 +340,7 @@ impl Transmitter {
         match self.peer(group) {
             IpAddr::V4(address) => {
                 name.sin6_family = libc::AF_INET as libc::sa_family_t;
-                // An IPv4 name has its address where an IPv6 one has its flow label.
+                // The address in an IPv4 name is at the position of the flow label in an IPv6 name.
                 name.sin6_flowinfo = u32::from_ne_bytes(address.octets());
             }
             IpAddr::V6(address) => {
@@ -362,13 +363,13 @@ impl Transmitter {
     }
 }
 
-/// Bytes to be sent, which the kernel only reads.
+/// A buffer to be sent. The kernel only reads it.
 fn place(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
 impl Group {
-    /// Whether a packet may be the next segment: all are equally long, but for a last shorter one.
+    /// Whether a packet may be the next segment: all have the same length, except a shorter last one.
     fn admits(&self, key: Key, len: usize) -> bool {
         self.key == key
             && self.segments < SEGMENTS_MAX
@@ -377,23 +378,23 @@ impl Group {
             && self.len + len <= DATAGRAM_MAX
     }
 
-    /// Whether no other packet of the same length finds room.
+    /// Whether there is no room for another packet of the same length.
     fn is_full(&self) -> bool {
         !self.admits(self.key, self.segment)
     }
 }
 
-/// What was said of sends that were refused: anybody may have led to them, and somebody reads the log.
+/// The last refused send in the log. Its rate is limited because any peer may cause such sends.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     pub(super) last: Option<(Dropped, Nanos)>,
 }
 
-/// The kernel's reason, and whom it was for.
+/// The kernel's reason, and the destination.
 type Dropped = (Option<i32>, IpAddr);
 
 impl Told {
-    /// Whether to say this: something else than last time, and no more than once a second.
+    /// Whether to log this refusal: only if it differs from the last one, and at most once a second.
     pub(super) fn is_news(&mut self, refusal: Dropped, now: Nanos) -> bool {
         let is_news =
             self.last.is_none_or(|(last, at)| last != refusal && now.since(at) >= Duration::from_secs(1));
@@ -403,7 +404,7 @@ impl Told {
         is_news
     }
 
-    /// Says why packets are dropped, if it is news.
+    /// Logs why packets are dropped, if `is_news`.
     pub(super) fn tell(&mut self, refused: &Refused, interface: &str, now: Nanos) {
         let Refused { error, peer, packet } = refused;
         if !self.is_news((error.raw_os_error(), *peer), now) {

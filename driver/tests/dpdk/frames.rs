@@ -1,8 +1,8 @@
-//! Frames with a number.
+//! Numbered frames.
 
 use ferroce_driver::{FrameSource, Gathered, Memory, Payload, TAIL_MAX};
 
-/// Frames with a number, whole or with a payload that stays where it is.
+/// Numbered frames, contiguous or with a payload that is not copied.
 pub(super) struct Numbered<'a> {
     pub(super) size: usize,
     pub(super) next: usize,
@@ -41,7 +41,7 @@ impl FrameSource for Numbered<'_> {
     }
 }
 
-/// A frame of that size to everybody, different from all others.
+/// A broadcast frame of this size, different from all others.
 pub(super) fn frame(size: usize, number: usize) -> Vec<u8> {
     let mut bytes = vec![0xff; 6];
     bytes.extend([2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0]);
@@ -54,12 +54,12 @@ pub(super) fn frame(size: usize, number: usize) -> Vec<u8> {
     bytes
 }
 
-/// What is in front of the payload of such a frame, and behind it.
+/// The lengths before and after the payload of such a frame.
 pub(super) fn pieces(size: usize, number: usize) -> (usize, usize) {
     (54, if size > 60 { number % (TAIL_MAX + 1) } else { 4 })
 }
 
-/// The same with the payload of frame 0 of 9000 bytes, which is that of the memory.
+/// The same with the payload of frame 0 of 9000 bytes, which is in the memory.
 pub(super) fn gathered(size: usize, number: usize) -> Vec<u8> {
     let (before, behind) = pieces(size, number);
     let mut bytes = frame(size, number);
@@ -67,7 +67,7 @@ pub(super) fn gathered(size: usize, number: usize) -> Vec<u8> {
     bytes
 }
 
-/// Not what the kernel or another port sends on its own.
+/// Excludes frames that the kernel or another port sends on its own.
 pub(super) fn ours(bytes: &[u8]) -> bool {
     bytes[..6] == [0xff; 6] && bytes[36..38] == [0x12, 0xb7]
 }

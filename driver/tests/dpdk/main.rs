@@ -1,5 +1,5 @@
-//! Ports of DPDK on its virtual devices. EAL starts once per process, so each port is opened by a process
-//! of its own: this program again, with what it is to do in its environment.
+//! Ports of DPDK on its virtual devices. EAL starts once in a process, so each port is opened by a separate process:
+//! this program again, with its role in the environment.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod frames;
@@ -79,7 +79,7 @@ fn null_takes_everything() {
 }
 
 #[test]
-fn what_a_capture_is_written_with_is_read_from_it() {
+fn a_written_capture_is_read_back() {
     if !dpdk::is_there() {
         return;
     }
@@ -117,7 +117,7 @@ fn af_packet_on_a_veth_has_the_kernels_addresses() {
 }
 
 #[test]
-fn af_packet_has_large_frames_where_its_argument_allows() {
+fn af_packet_has_large_frames_if_its_argument_allows() {
     if !dpdk::is_there() {
         return;
     }
@@ -161,7 +161,7 @@ fn what_cannot_be_opened_is_named() {
     Role::new("refusals", "", "--vdev=net_memif0,role=server,socket=ferroce-unused --vdev=net_null0").run();
 }
 
-/// Not a test: what a process of one is to do.
+/// Not a test: the code of a process with a role.
 #[test]
 fn role() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -183,7 +183,7 @@ fn role() {
 
 // ---------------------------------------------------------------- roles
 
-/// Keeps frames, which outlive the port; their buffers can be had again.
+/// Keeps frames, which outlive the port. Their buffers become available again.
 fn keep(mut port: Dpdk) {
     let limit = port.keeps();
     let kept = keep::keeps_frames(
@@ -209,7 +209,7 @@ fn keep(mut port: Dpdk) {
     assert!(!kept.is_empty() && kept.iter().zip(&copies).all(|(kept, copy)| **kept == **copy));
 }
 
-/// Sends frames of each size, plain and gathered, has them back, and compares every byte.
+/// Sends frames of each size, contiguous and gathered, receives them back, and compares every byte.
 fn echo(port: &mut Dpdk) {
     if let Ok(peer) = env::var(PEER) {
         let mac = port.resolve_blocking(peer.parse().unwrap(), LIMIT).unwrap();
@@ -238,7 +238,7 @@ fn echo(port: &mut Dpdk) {
             }
         }
     }
-    // The end, told to who sends back.
+    // Tells the echoing process to end.
     let mut last = Some(());
     port.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
         last.take()?;
@@ -250,18 +250,18 @@ fn echo(port: &mut Dpdk) {
     let stats = port.stats();
     assert_eq!((stats.rx_dropped, stats.tx_dropped), (0, 0));
     if port.capabilities().description.starts_with("net_ring") {
-        // For what is there, nobody waits however long.
+        // For an existing frame, a wait of any duration ends immediately.
         port.wait(Duration::MAX).unwrap();
     }
-    // What the peer has not taken yet would go with the port; what a ring has not given would stay. A
-    // memif is not polled any more: DPDK takes it down under who polls when its peer goes.
+    // Frames that the peer has not received yet would be lost with the port, and frames left in a ring would stay
+    // there. A memif is not polled any more: DPDK unmaps it during a poll when its peer ends.
     thread::sleep(Duration::from_millis(200));
     if port.capabilities().description.starts_with("net_ring") {
         while port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap() > 0 {}
     }
 }
 
-/// Sends back what comes, until the end is told.
+/// Sends received frames back until the last one.
 fn echo_back(port: &mut Dpdk) {
     let mut waiting = VecDeque::new();
     let mut ended = false;
@@ -295,7 +295,7 @@ fn null(port: &mut Dpdk) {
         port.tx_burst(Nanos::ZERO, &mut source).unwrap();
     }
     assert_eq!((port.stats().tx_frames, port.stats().tx_bytes), (5000, 5000 * 1082));
-    // What it receives is zeros, to nobody.
+    // It receives zeros, which have no valid destination.
     for _ in 0..100 {
         port.rx_burst(Nanos::ZERO, &mut |bytes: &[u8]| assert_eq!(bytes[..6], [0; 6])).unwrap();
     }
@@ -335,10 +335,10 @@ fn tap(port: &mut Dpdk) {
     ip("addr add fd07::1/64 dev dtap0 nodad");
     ip("link set dtap0 up");
     for (kernel, own) in [("10.7.0.1", "10.7.0.2"), ("fd07::1", "fd07::2")] {
-        // We ask, and the kernel answers.
+        // The port asks, and the kernel answers.
         let peer: IpAddr = kernel.parse().unwrap();
         assert_eq!(port.resolve_blocking(peer, LIMIT).unwrap(), [2, 0, 0, 0, 0, 7], "{kernel}");
-        // The kernel asks, and we answer; it keeps the datagram until then.
+        // The kernel asks, and the port answers. The kernel keeps the datagram until then.
         ip("neigh flush dev dtap0");
         let socket = UdpSocket::bind((peer, 0)).unwrap();
         socket.send_to(b"to port 4791", (own.parse::<IpAddr>().unwrap(), 4791)).unwrap();
@@ -346,7 +346,7 @@ fn tap(port: &mut Dpdk) {
         let deadline = Instant::now() + LIMIT;
         while !arrived {
             port.wait(Duration::from_millis(10)).unwrap();
-            // No descriptor tells of frames: whoever waits outside looks again soon.
+            // No descriptor signals frames: a caller that waits checks again soon.
             let armed = port.arm().unwrap();
             assert!(armed.fd.is_none() && armed.longest <= Duration::from_micros(50), "{armed:?}");
             port.rx_burst(Nanos::ZERO, &mut |bytes: &[u8]| arrived |= bytes.ends_with(b"to port 4791"))
@@ -354,7 +354,7 @@ fn tap(port: &mut Dpdk) {
             assert!(Instant::now() < deadline, "nothing from {kernel}");
         }
     }
-    // The kernel has no socket on port 4791, and says so.
+    // The kernel has no socket on port 4791, and reports this.
     let mut packet = frame(150, 0);
     packet[..6].copy_from_slice(&[2, 0, 0, 0, 0, 7]);
     packet[24..34].copy_from_slice(&[0x26, 0x55, 10, 7, 0, 2, 10, 7, 0, 1]);
@@ -385,7 +385,7 @@ fn ports(eal: Vec<String>) {
     }
     let mut two = Dpdk::open_queues(&with("net_null1", &[]), 2).unwrap();
     assert!(two[1].capabilities().description.contains("queue 1 of 2"));
-    // Each from a thread of its own.
+    // Each in its own thread.
     thread::scope(|scope| {
         for port in &mut two {
             scope.spawn(|| {
@@ -411,7 +411,7 @@ fn refusals(eal: Vec<String>) {
         let refusal = Dpdk::open(&config).unwrap_err().to_string();
         assert!(words.iter().all(|word| refusal.contains(word)), "{refusal}");
     }
-    // Nothing of them is left behind.
+    // The refusals leave nothing behind.
     open(&config("net_null0", None));
 }
 
@@ -425,18 +425,18 @@ const READY: &str = "FERROCE_DPDK_READY";
 const PEER: &str = "FERROCE_DPDK_PEER";
 const DONE: &str = "the role is played";
 
-/// Of a process; each has memory of its own, and nothing of it is to be seen by others.
+/// The arguments of all processes: each has its own memory, which others do not see.
 const COMMON: &str = "--no-huge -m 384 --no-shconf --no-pci --no-telemetry --log-level=lib.eal:warning";
 const LIMIT: Duration = Duration::from_secs(60);
 const ROUNDS: usize = 2000;
-/// Less than the smallest ring on the way has room for.
+/// Less than the smallest ring on the path has room for.
 const WINDOW: usize = 24;
 /// The number of the frame that ends an echo.
 const END: usize = 0xffff_ffff;
 const SIZES: [usize; 4] = [60, 1082, 4154, 9000];
 const WRITTEN: usize = 1000;
 
-/// What a process is to do.
+/// The role of a process.
 struct Role {
     name: String,
     environment: Vec<(&'static str, String)>,
@@ -484,7 +484,7 @@ impl Role {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// Waits for the end, and returns what was said.
+    /// Waits for the end, and returns the output.
     fn end(&self, child: Child) -> String {
         let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
         let said = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
@@ -497,9 +497,9 @@ impl Role {
     }
 }
 
-/// Plays two roles at once; returns what was said.
+/// Runs two roles at once. Returns their outputs.
 fn pair_up(mut first: Role, second: Role) -> [String; 2] {
-    // A memif's client looks for its server once, and what comes to a socket that is not there is lost.
+    // A memif's client tries once to reach its server, and a message to a missing socket is lost.
     let ready = scratch("ready");
     first.environment.push((READY, ready.display().to_string()));
     let mut one = first.start();
@@ -561,7 +561,7 @@ fn sizes() -> Vec<usize> {
     env::var(FRAMES).unwrap().split_whitespace().map(|size| size.parse().unwrap()).collect()
 }
 
-/// A file of this test's own, which does not exist yet.
+/// A file of this test, which does not exist yet.
 fn scratch(extension: &str) -> PathBuf {
     use std::sync::atomic::{AtomicU32, Ordering};
     static COUNTER: AtomicU32 = AtomicU32::new(0);

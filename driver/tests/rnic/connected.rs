@@ -1,4 +1,4 @@
-//! RC and UC: what is carried, and the queues' room.
+//! RC and UC: the contents of messages, and the capacity of the queues.
 
 use std::thread;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use ferroce_driver_test_support::readiness::is_readable;
 use crate::ends::{End, INIT, IOVA, Kind, RC, RESET, RTS, SQD, UC, UD, address, config, errno, good, pair};
 
 #[test]
-fn messages_with_all_that_they_may_carry() {
+fn messages_with_all_optional_contents() {
     let Some(stub) = good() else { return };
     let (mut a, b) = pair(&stub, Kind::of(RC));
     a.region.write(0, b"hello, world").unwrap();
-    // In two pieces here, in three there.
+    // Two SGEs at the sender, three at the receiver.
     b.receive(1, &[b.piece(100, 4), b.piece(200, 0), b.piece(300, 20)]);
     let sent = a.carry_out(SendOperation::Send, &[a.piece(0, 5), a.piece(5, 7)]);
     assert_eq!((sent.status, sent.opcode), (0, 0));
@@ -33,7 +33,7 @@ fn messages_with_all_that_they_may_carry() {
     assert_eq!((received.wr_id, received.byte_len, received.wc_flags), (2, 0, Completion::WITH_IMM));
     assert_eq!(u32::from_be(received.imm_or_key), 0x0102_0304);
 
-    // Inline bytes are the sender's again at once.
+    // Inline data may be overwritten immediately.
     b.receive(3, &[b.piece(0, 64)]);
     let mut bytes = *b"inline";
     let wr_id = a.post_flagged(SendOperation::Send, SendData::Inline(&bytes), SendRequest::SIGNALED);
@@ -64,14 +64,14 @@ fn memory_is_written_and_read() {
     let sent = a.carry_out(SendOperation::Read(b.remote(3000)), &[a.piece(512, 5), a.piece(600, 5)]);
     assert_eq!((sent.status, sent.opcode, sent.byte_len), (0, 2, 10));
     assert_eq!((a.bytes(512, 5), a.bytes(600, 5)), (b"to be".to_vec(), b" read".to_vec()));
-    // No key is looked at for no bytes.
+    // No key is checked for zero bytes.
     let nowhere = Remote { addr: 5, rkey: 5 };
     assert_eq!(a.carry_out(SendOperation::Read(nowhere), &[]).status, 0);
     assert_eq!(a.carry_out(SendOperation::Write(nowhere), &[]).status, 0);
 }
 
 #[test]
-fn atomics_change_a_word_and_tell_what_it_was() {
+fn atomics_change_a_word_and_return_the_old_value() {
     let Some(stub) = good() else { return };
     let (a, mut b) = pair(&stub, Kind::of(RC));
     b.region.store_u64(64, 40).unwrap();
@@ -87,11 +87,11 @@ fn atomics_change_a_word_and_tell_what_it_was() {
 }
 
 #[test]
-fn uc_drops_what_has_no_place() {
+fn uc_drops_messages_that_do_not_fit() {
     let Some(stub) = good() else { return };
     let (mut a, b) = pair(&stub, Kind::of(UC));
     a.region.write(0, b"unreliable").unwrap();
-    // No receive; one that is too small, which stays; a wrong key.
+    // Without a receive WR; with one that is too small, which remains; with a wrong key.
     assert_eq!(a.carry_out(SendOperation::Send, &[a.piece(0, 10)]).status, 0);
     b.receive(1, &[b.piece(0, 4)]);
     assert_eq!(a.carry_out(SendOperation::Send, &[a.piece(0, 10)]).status, 0);
@@ -105,12 +105,12 @@ fn uc_drops_what_has_no_place() {
         (b.received()[0].wr_id, b.bytes(0, 4), b.bytes(50, 10)),
         (1, b"unre".into(), b"unreliable".into())
     );
-    // It has no READ and no atomics.
+    // UC has no READ and no atomics.
     let mut request = SendRequest::new(1, SendOperation::Read(b.remote(0)), SendData::Pieces(&[]), 0);
     assert_eq!(errno(&a.qp.post_send(&mut request).unwrap_err()), libc::EINVAL);
 }
 
-/// A message waits for a receive, and what is behind it too.
+/// A message waits for a receive WR, and so do the messages after it.
 #[test]
 fn messages_wait_for_receives() {
     let Some(stub) = good() else { return };
@@ -134,7 +134,7 @@ fn messages_wait_for_receives() {
 }
 
 #[test]
-fn a_peer_is_waited_for_until_it_is_ready() {
+fn messages_wait_until_the_peer_is_ready() {
     let Some(stub) = good() else { return };
     let (a, b) = (End::new(&stub, 0, Kind::of(RC)), End::new(&stub, 1, Kind::of(RC)));
     a.connect(RC, &b);
@@ -158,7 +158,7 @@ fn unsignaled_sends_keep_their_room_until_a_later_one_is_polled() {
     }
     assert_eq!(errno(&a.qp.post_send(&mut request(0)).unwrap_err()), libc::ENOMEM);
     assert_eq!(a.sent().len(), 1);
-    // One of the four is behind that which was polled.
+    // One of the four was posted after the one that was polled.
     let refused = a.qp.post_sends(&mut [request(0), request(0), request(0), request(0)]).unwrap_err();
     assert_eq!((refused.posted, errno(&refused.error)), (3, libc::ENOMEM));
 
@@ -168,7 +168,7 @@ fn unsignaled_sends_keep_their_room_until_a_later_one_is_polled() {
 }
 
 #[test]
-fn a_list_stops_at_what_is_refused() {
+fn a_list_stops_at_a_refused_request() {
     let Some(stub) = good() else { return };
     let (mut a, b) = pair(&stub, Kind { capacity: 64, ..Kind::of(RC) });
     let bytes: Vec<u8> = (0..40).collect();
@@ -203,7 +203,7 @@ fn a_list_stops_at_what_is_refused() {
 }
 
 #[test]
-fn what_is_set_is_told() {
+fn set_attributes_are_returned() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     let state = a.qp.query().unwrap();
@@ -213,7 +213,7 @@ fn what_is_set_is_told() {
     assert_eq!((state.retry_count, state.rnr_retry, state.min_rnr_timer), (7, 7, 12));
     assert_eq!((state.max_rd_atomic, state.max_dest_rd_atomic, state.sq_draining), (4, 4, false));
     let refused = |change: QueuePairChange| errno(&a.qp.modify(&change).unwrap_err());
-    // No such move, too little, too much, what can't be.
+    // An invalid transition, missing attributes, unexpected attributes, invalid values.
     for change in [
         QueuePairChange { state: Some(INIT), ..QueuePairChange::default() },
         QueuePairChange { state: Some(77), ..QueuePairChange::default() },
@@ -242,13 +242,13 @@ fn a_send_queue_is_drained() {
     let drain = QueuePairChange { state: Some(SQD), sqd_event: true, ..QueuePairChange::default() };
     a.qp.modify(&drain).unwrap();
     assert_eq!((a.events(), a.state()), (vec![(5, a.qp.id())], SQD));
-    // What is posted now waits.
+    // Work requests posted now wait.
     a.post(SendOperation::Write(b.remote(0)), &[]);
     assert!(a.sent().is_empty());
     let go = QueuePairChange { state: Some(RTS), current_state: Some(SQD), ..QueuePairChange::default() };
     a.qp.modify(&go).unwrap();
     assert_eq!(a.sent().len(), 1);
-    // What has been started is finished first.
+    // Started work requests are completed first.
     a.post(SendOperation::Send, &[]);
     a.qp.modify(&drain).unwrap();
     a.post(SendOperation::Send, &[]);
@@ -290,7 +290,7 @@ fn what_the_device_does_not_have_is_refused() {
     assert_eq!(errno(&error), libc::EINVAL);
 }
 
-/// Also a device that is open twice.
+/// Even if it is the same device, opened twice.
 #[test]
 fn queues_of_another_device_are_refused() {
     let Some(stub) = good() else { return };
@@ -309,9 +309,9 @@ fn queues_of_another_device_are_refused() {
     }
 }
 
-/// The provider would take it for its own.
+/// The provider would use it as its own.
 #[test]
-fn what_is_named_of_another_device_is_refused() {
+fn objects_of_another_device_are_refused() {
     const SAYS: &str = "names an address handle, a window or a region of another device";
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
@@ -334,7 +334,7 @@ fn what_is_named_of_another_device_is_refused() {
     assert_eq!(told, format!("ibv_post_send of {}: request 0 {SAYS}", c.device.name()));
 }
 
-/// Each end by a thread of its own, which sleeps until its channel tells.
+/// Each end has a thread, which sleeps until its channel has an event.
 #[test]
 fn threads_send_to_each_other() {
     const MESSAGES: u64 = 2000;

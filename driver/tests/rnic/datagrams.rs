@@ -19,14 +19,14 @@ fn to<'a>(ah: &'a AddressHandle, end: &End) -> Target<'a> {
     Target { ah, qpn: end.qp.qpn(), qkey: QKEY }
 }
 
-/// The checksum of an IPv4 header over all its words, which is 0 if it is right.
+/// The checksum of an IPv4 header over all its words; 0 if it is correct.
 fn checksum(header: &[u8]) -> u16 {
     let sum: u32 = header.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
     !(((sum & 0xffff) + (sum >> 16)) as u16)
 }
 
 #[test]
-fn datagrams_bring_their_network_header() {
+fn datagrams_are_received_with_their_network_header() {
     let Some(stub) = good() else { return };
     for with_srq in [false, true] {
         let (mut a, b) = pair(&stub, Kind { with_srq, ..Kind::of(UD) });
@@ -48,14 +48,14 @@ fn datagrams_bring_their_network_header() {
 }
 
 #[test]
-fn datagrams_are_dropped_without_a_word() {
+fn datagrams_are_dropped_silently() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(UD));
     let ah = AddressHandle::new(&a.domain, &address(b.gid)).unwrap();
     let elsewhere = AddressHandle::new(&a.domain, &address(ipv4(99))).unwrap();
     let good = to(&ah, &b);
     let send = |target, len| a.carry_out(SendOperation::SendTo(target), &[a.piece(0, len)]).status;
-    // No receive, then wrong in one thing each.
+    // Without a receive WR, then each with one error.
     assert_eq!(send(good, 8), 0);
     b.receive(1, &[b.piece(0, 60)]);
     for (target, len) in [
@@ -68,13 +68,13 @@ fn datagrams_are_dropped_without_a_word() {
         assert_eq!(send(target, len), 0);
         assert!(b.received().is_empty(), "{target:?}, {len} bytes");
     }
-    // Its own Q_Key, by one of the controlled ones.
+    // With its own Q_Key, by a controlled one.
     assert_eq!(send(Target { qkey: 1 << 31, ..good }, 20), 0);
     assert_eq!((b.received()[0].wr_id, b.state()), (1, RTS));
 }
 
 #[test]
-fn an_error_of_the_sender_stops_its_sends_alone() {
+fn an_error_of_the_sender_stops_only_its_sends() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(UD));
     let ah = AddressHandle::new(&a.domain, &address(b.gid)).unwrap();
@@ -95,7 +95,7 @@ fn an_error_of_the_sender_stops_its_sends_alone() {
 }
 
 #[test]
-fn a_group_gets_a_copy_each() {
+fn each_member_of_a_group_gets_a_copy() {
     let Some(stub) = good() else { return };
     let (mut a, b) = pair(&stub, Kind::of(UD));
     let c = QueuePair::new(&b.domain, &config(Kind::of(UD), &b.sends, &b.receives, None)).unwrap();
@@ -122,9 +122,9 @@ fn a_group_gets_a_copy_each() {
     assert_eq!(errno(&b.qp.attach(&ipv4(9)).unwrap_err()), libc::EINVAL);
 }
 
-/// The kernel keeps a queue pair that is in a group.
+/// The kernel does not destroy a queue pair that is in a group.
 #[test]
-fn a_queue_pair_leaves_its_groups_when_it_goes() {
+fn a_dropped_queue_pair_leaves_its_groups() {
     let Some(stub) = good() else { return };
     let a = End::new(&stub, 0, Kind::of(UD));
     for last in [1, 2, 2, 3] {
@@ -147,9 +147,10 @@ fn inline_datagrams() {
     assert_eq!(errno(&a.qp.post_send(&mut request).unwrap_err()), libc::EINVAL);
 }
 
-/// A provider takes the destination from where other operations have an address: it would follow a number.
+/// A provider reads the destination from a field that contains an address in other operations: it would dereference a
+/// number.
 #[test]
-fn what_is_no_datagram_never_gets_to_the_provider() {
+fn only_datagrams_are_passed_to_the_provider() {
     let Some(stub) = good() else { return };
     let (a, _b) = pair(&stub, Kind::of(UD));
     let remote = Remote { addr: 0x10, rkey: 0 };

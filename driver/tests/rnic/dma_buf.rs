@@ -13,11 +13,11 @@ use crate::ends::{Kind, RC, REMOTE, good, pair, warnings};
 
 const IOVA: u64 = 0x7000_1000;
 const LEN: usize = 8192;
-/// What refusals end with.
+/// The end of the refusals.
 const COPY: &str = "register memory of the host and copy (Memory::read and write, or a gpu::Queue), or use the software \
                     stack, which copies itself";
 
-/// With cards whose provider does not copy by the processor.
+/// With cards whose provider does not copy with the CPU.
 fn intel() -> Option<Stub> {
     let stub = good()?;
     stub.set_vendor(INTEL);
@@ -28,7 +28,7 @@ fn domain(stub: &Stub) -> ProtectionDomain {
     ProtectionDomain::new(&Verbs::load_from(stub.path()).unwrap().open("stub0").unwrap()).unwrap()
 }
 
-/// Registers memory with something in it, which is refused and comes back.
+/// Registers memory with contents, which is refused and returned.
 fn refused(stub: &Stub, gpu: FileGpu, rights: u32, iova: u64) -> Error {
     let domain = domain(stub);
     let (mut memory, file) = gpu.memory(LEN);
@@ -43,7 +43,7 @@ fn refused(stub: &Stub, gpu: FileGpu, rights: u32, iova: u64) -> Error {
     error
 }
 
-/// Whether the addresses are reserved: a line of /proc/self/maps of no rights has them.
+/// Whether the addresses are reserved: a line of /proc/self/maps without rights contains them.
 fn is_empty(first: u64, len: u64) -> bool {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().any(|line| {
@@ -71,15 +71,15 @@ fn a_region_is_registered_by_the_descriptor_of_its_memory() {
         assert_eq!(own, told);
         let access = u64::from(REMOTE);
         assert_eq!(for_peers, DmaBufRegistration { access, iova, rkey, lkey: for_peers.lkey, ..told });
-        // Nothing can be written by what work requests name.
+        // The addresses in work requests can't be written.
         assert!(own.iova % 4096 == offset % 4096 && is_empty(own.iova, length), "{own:x?}");
-        // The kernel has the buffer itself.
+        // The kernel has a reference to the buffer.
         assert_eq!(descriptors((dev, ino)), 1);
         let memory = region.deregister().unwrap();
         drop(memory);
         assert_eq!(descriptors((dev, ino)), 0);
     }
-    // Nobody else knows the addresses of this one: any will do.
+    // This one is not for peers, so any addresses are possible.
     let before = stub.dma_bufs().len();
     let region = Region::new(&domain, FileGpu::default().memory(LEN).0, access::LOCAL_WRITE, 8).unwrap();
     assert_eq!((stub.dma_bufs().len(), region.len()), (before + 1, LEN));
@@ -125,7 +125,7 @@ fn work_requests_and_peers_reach_it() {
         near.read(200, &mut bytes).unwrap();
         assert_eq!(bytes, theirs);
     }
-    // Words by the device, atomics not.
+    // The device accesses words, but has no atomics.
     near.store_u64(8, 7).unwrap();
     let add = SendOperation::FetchAdd { remote: remote(8, near.rkey()), add: 3 };
     assert_eq!((b.carry_out(add, &[far.piece(0, 8)]).status, near.load_u64(8).unwrap()), (0, 10));
@@ -136,7 +136,7 @@ fn work_requests_and_peers_reach_it() {
 }
 
 #[test]
-fn a_card_that_refuses_is_named_with_what_to_do() {
+fn a_refusing_card_is_named_with_the_remedy() {
     let Some(stub) = intel() else { return };
     for (errno, told) in [
         (libc::EOPNOTSUPP, "Operation not supported (os error 95)"),
@@ -162,7 +162,7 @@ fn a_card_that_refuses_is_named_with_what_to_do() {
         )
     );
     stub.refuse_dma_buf(0);
-    // The registration for this side, or that for peers.
+    // The registration for this side, or the one for peers.
     for nth in [1, 2] {
         stub.fail(OPTIONAL, nth);
         let error = refused(&stub, FileGpu::default(), REMOTE, IOVA).to_string();
@@ -174,7 +174,7 @@ fn a_card_that_refuses_is_named_with_what_to_do() {
 }
 
 #[test]
-fn a_library_without_the_function_serves_all_but_gpus() {
+fn a_library_without_the_function_serves_all_except_gpus() {
     let Some(stub) = Stub::build(&[&setting("MISSING", OPTIONAL)]) else { return };
     stub.set_vendor(INTEL);
     assert_eq!(
@@ -188,7 +188,7 @@ fn a_library_without_the_function_serves_all_but_gpus() {
 }
 
 #[test]
-fn a_gpu_that_gives_nothing_out_says_why() {
+fn a_gpu_that_exports_nothing_gives_the_reason() {
     let Some(stub) = intel() else { return };
     assert_eq!(
         refused(&stub, FileGpu { offset: 0, keeps: true }, REMOTE, IOVA).to_string(),
@@ -198,7 +198,7 @@ fn a_gpu_that_gives_nothing_out_says_why() {
              {COPY}"
         )
     );
-    // The strict device has the kernel's udmabuf, or it has none.
+    // The strict device either has the kernel's udmabuf, or none.
     let memory = Strict::default().open().unwrap().allocate(LEN).unwrap();
     let what = memory.export().map(drop);
     match Region::new(&domain(&stub), memory, REMOTE, IOVA) {
@@ -211,7 +211,7 @@ fn a_gpu_that_gives_nothing_out_says_why() {
 }
 
 #[test]
-fn what_cannot_be_is_told_before_the_card_is_asked() {
+fn invalid_requests_are_refused_before_the_card_is_called() {
     let Some(stub) = intel() else { return };
     stub.refuse_dma_buf(libc::EIO);
     assert_eq!(
@@ -225,7 +225,7 @@ fn what_cannot_be_is_told_before_the_card_is_asked() {
     assert!(stub.dma_bufs().is_empty());
 }
 
-/// The providers of ConnectX and HiSilicon copy what comes by the processor.
+/// The providers of ConnectX and HiSilicon copy received data with the CPU.
 #[test]
 fn a_card_whose_provider_copies_by_the_processor_is_refused() {
     let Some(stub) = good() else { return };
@@ -261,7 +261,7 @@ fn a_card_whose_provider_copies_by_the_processor_is_refused() {
 }
 
 #[test]
-fn memory_of_a_region_that_does_not_end_stays() {
+fn memory_is_kept_if_deregistration_fails() {
     let Some(stub) = intel() else { return };
     let domain = domain(&stub);
     let (memory, file) = FileGpu::default().memory(LEN);

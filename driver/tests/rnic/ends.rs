@@ -29,15 +29,15 @@ pub(crate) const SQD: u32 = 4;
 pub(crate) const SQE: u32 = 5;
 pub(crate) const ERR: u32 = 6;
 
-/// All but binds.
+/// All rights except for binding.
 pub(crate) const REMOTE: u32 =
     access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
 
-/// Where the regions' memory is for work requests.
+/// The address of the regions' memory for work requests.
 pub(crate) const IOVA: u64 = 0x10_0000;
 pub(crate) const LEN: usize = 8192;
 
-/// A queue pair with all that it needs.
+/// A queue pair with all objects that it needs.
 pub(crate) struct End {
     pub(crate) qp: QueuePair,
     pub(crate) srq: Option<SharedReceiveQueue>,
@@ -50,7 +50,7 @@ pub(crate) struct End {
     pub(crate) gid: [u8; 16],
 }
 
-/// How ends are made.
+/// The properties of an end.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) kind: u32,
@@ -123,7 +123,7 @@ impl End {
         }
     }
 
-    /// Signaled, with pieces of the region; returns the identifier.
+    /// Signaled, with SGEs of the region. Returns the identifier.
     pub(crate) fn post(&self, operation: SendOperation<'_>, pieces: &[Piece]) -> u64 {
         self.post_flagged(operation, SendData::Pieces(pieces), SendRequest::SIGNALED)
     }
@@ -145,7 +145,7 @@ impl End {
         polled(&self.receives)
     }
 
-    /// Carries out one send, and says how it completed.
+    /// Executes one send, and returns its completion.
     pub(crate) fn carry_out(&self, operation: SendOperation<'_>, pieces: &[Piece]) -> Completion {
         let wr_id = self.post(operation, pieces);
         let sent = self.sent();
@@ -183,7 +183,7 @@ impl End {
         self.qp.modify(&change).unwrap();
     }
 
-    /// From INIT to RTR, towards a peer.
+    /// From INIT to RTR, for a peer.
     pub(crate) fn receives_from(&self, kind: u32, gid: [u8; 16], qpn: u32) {
         let mut change = QueuePairChange { state: Some(RTR), ..QueuePairChange::default() };
         if kind != UD {
@@ -245,7 +245,7 @@ pub(crate) fn polled(queue: &CompletionQueue) -> Vec<Completion> {
     }
 }
 
-/// Two ends that are ready to send to each other.
+/// Two ends that are connected to each other.
 pub(crate) fn pair(stub: &Stub, kind: Kind) -> (End, End) {
     let (a, b) = (End::new(stub, 0, kind), End::new(stub, 1, kind));
     a.connect(kind.kind, &b);
@@ -257,7 +257,7 @@ pub(crate) fn good() -> Option<Stub> {
     Stub::build(&["NOTHING_WRONG"])
 }
 
-/// The number of the error that a call told.
+/// The error number of a failed call.
 pub(crate) fn errno(error: &Error) -> i32 {
     match error {
         Error::Verbs { source, .. } => source.raw_os_error().unwrap_or(0),
@@ -265,7 +265,7 @@ pub(crate) fn errno(error: &Error) -> i32 {
     }
 }
 
-/// What is warned of meanwhile.
+/// The warnings logged meanwhile.
 pub(crate) fn warnings(of: impl FnOnce()) -> Vec<String> {
     let heard = Heard(Arc::default());
     tracing::subscriber::with_default(heard.clone(), of);

@@ -1,4 +1,4 @@
-//! Events: of completion channels, and asynchronous ones.
+//! Events of completion channels, and asynchronous events.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use ferroce_driver_test_support::readiness::is_readable;
 use crate::ends::{ERR, Kind, RC, errno, good, pair};
 
 #[test]
-fn a_channel_tells_of_what_was_asked_for() {
+fn a_channel_reports_requested_events() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     let send = |flags| {
@@ -23,7 +23,7 @@ fn a_channel_tells_of_what_was_asked_for() {
     assert!(is_readable(b.channel.fd().unwrap(), Duration::ZERO));
     send(0);
     assert_eq!((b.channel.event().unwrap(), b.channel.event().unwrap()), (Some(201), None));
-    // Only solicited ones, or errors; who asked for any gets any.
+    // Only solicited completions or errors; a request for all completions gets all.
     b.receives.request_event(true).unwrap();
     send(0);
     assert_eq!(b.channel.event().unwrap(), None);
@@ -48,7 +48,7 @@ fn a_channel_tells_of_what_was_asked_for() {
 }
 
 #[test]
-fn a_shared_receive_queue_tells_when_it_runs_low() {
+fn a_shared_receive_queue_reports_its_limit() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind { with_srq: true, ..Kind::of(RC) });
     let srq = b.srq.clone().unwrap();
@@ -61,7 +61,7 @@ fn a_shared_receive_queue_tells_when_it_runs_low() {
     assert!(b.events().is_empty());
     a.post(SendOperation::Send, &[]);
     assert_eq!((b.events(), srq.limit().unwrap()), (vec![(15, srq.id())], 0));
-    // Once.
+    // Only once.
     a.post(SendOperation::Send, &[]);
     assert!(b.events().is_empty());
     assert_eq!(errno(&srq.set_limit(17).unwrap_err()), libc::EINVAL);
@@ -70,7 +70,7 @@ fn a_shared_receive_queue_tells_when_it_runs_low() {
 }
 
 #[test]
-fn events_name_what_they_are_of() {
+fn events_name_their_object() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind { with_srq: true, ..Kind::of(RC) });
     assert!(!is_readable(a.device.event_fd().unwrap(), Duration::ZERO));
@@ -80,21 +80,21 @@ fn events_name_what_they_are_of() {
     assert!(is_readable(a.device.event_fd().unwrap(), Duration::ZERO));
     assert_eq!(a.events(), [1, 2, 3, 6, 7, 16].map(|kind| (kind, a.qp.id())));
     assert!(b.events().is_empty());
-    // The newest completion queue is the one for receives of the second end.
+    // The newest completion queue is that of the second end's receives.
     assert_eq!((stub.raise(0, 0), stub.raise(0, 3), stub.raise(0, 4)), (1, 1, 0));
     assert_eq!((a.events(), b.events()), (vec![(0, a.sends.id())], vec![(0, b.receives.id())]));
     assert_eq!(stub.raise(14, 0), 1);
     assert_eq!(b.events(), [(14, b.srq.as_ref().unwrap().id())]);
-    // Of ports, and of kinds that are not known yet.
+    // Events of ports, and unknown kinds.
     for kind in [9, 10, 11, 12, 13, 17, 18, 4711] {
         assert_eq!(stub.raise(kind, 1), 2);
         assert_eq!((a.events(), b.events()), (vec![(kind as u32, 1)], vec![(kind as u32, 1)]));
     }
 }
 
-/// Events that nobody took go with what they are of.
+/// Events that were not taken are discarded with their objects.
 #[test]
-fn what_goes_takes_its_events_along() {
+fn events_are_discarded_with_their_object() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     a.sends.request_event(false).unwrap();
@@ -111,7 +111,7 @@ fn what_goes_takes_its_events_along() {
 }
 
 #[test]
-fn a_device_that_is_pulled_out() {
+fn a_removed_device_is_an_error() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     b.receive(1, &[]);
@@ -125,7 +125,7 @@ fn a_device_that_is_pulled_out() {
     assert_eq!(errno(&a.device.details().unwrap_err()), libc::EIO);
     assert!(is_readable(a.channel.fd().unwrap(), Duration::ZERO));
     assert_eq!(errno(&a.channel.event().unwrap_err()), libc::EIO);
-    // The memory is never given back: the card may still write it.
+    // The memory is never released, because the card may still write it.
     let (region, error) = a.region.deregister().unwrap_err();
     assert_eq!((errno(&error), region.len()), (libc::EIO, 8192));
 }

@@ -1,4 +1,4 @@
-//! Functions that fail, that there are not, and that tell nonsense.
+//! Functions that fail, that are missing, or that return invalid values.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::ends::{
     End, INIT, IOVA, Kind, RC, REMOTE, RTR, RTS, UD, address, config, errno, good, ipv4, pair, warnings,
 };
 
-/// Makes each object and calls each function, until one fails.
+/// Creates each object and calls each function, until one fails.
 fn everything(stub: &Stub) -> Result<(), Error> {
     let device = Verbs::load_from(stub.path())?.open("stub0")?;
     device.set_nonblocking()?;
@@ -65,7 +65,8 @@ fn everything_works_when_nothing_fails() {
     assert_eq!(stub.live_objects(), 0);
 }
 
-/// Each failure is told with the name of the call and of the device, by an error or, where nobody waits for one, a warning.
+/// Each failure is reported with the names of the call and of the device, by an error or, without a caller, by a
+/// warning.
 #[test]
 fn each_function_may_fail() {
     for function in FUNCTIONS.into_iter().chain(OPERATIONS) {
@@ -74,7 +75,7 @@ fn each_function_may_fail() {
         let warned = warnings(|| done = everything(&stub));
         let name = function.trim_start_matches('_');
         match name {
-            // These can't tell.
+            // These can't report errors.
             "ibv_free_device_list" | "ibv_ack_async_event" | "ibv_ack_cq_events" => done.unwrap(),
             "ibv_get_device_name" => {
                 let error = done.unwrap_err();
@@ -86,7 +87,7 @@ fn each_function_may_fail() {
             }
             _ if name.contains("destroy") || name.contains("dealloc") || name == "ibv_close_device" => {
                 done.unwrap();
-                // Nothing else is destroyed in a wrong order: what it is made on is busy, as it should be.
+                // The order of destruction stays correct: the object that it was created on is busy, as expected.
                 let told = warned.iter().filter(|text| text.contains(&format!("{name}: "))).count();
                 assert!(told == 1 && warned[0].contains("stub0") && warned[0].contains(name), "{warned:?}");
                 assert!(stub.live_objects() > 0);
@@ -104,7 +105,7 @@ fn each_function_may_fail() {
             }
         }
         if matches!(name, "ibv_dereg_mr" | "ibv_detach_mcast") {
-            // Tried once more when the object goes.
+            // Tried again when the object is dropped.
             assert!(warned[0].contains(name), "{warned:?}");
         } else {
             assert_eq!((stub.live_objects(), warned), (0, vec![]), "{name}");
@@ -112,7 +113,7 @@ fn each_function_may_fail() {
     }
 }
 
-/// Whatever fails and when, nothing is left behind.
+/// A failure of any function at any call leaves no objects.
 #[test]
 fn a_failure_at_any_call_leaves_nothing_behind() {
     let Some(stub) = good() else { return };
@@ -158,7 +159,7 @@ fn a_provider_without_functions() {
     }
 }
 
-/// Tells when memory is given back.
+/// Reports when memory is released.
 struct Owner(Arc<AtomicBool>, Box<[u64; 512]>);
 
 impl Drop for Owner {
@@ -171,17 +172,17 @@ fn owned() -> (Memory, Arc<AtomicBool>) {
     let given_back = Arc::new(AtomicBool::new(false));
     let mut owner = Owner(given_back.clone(), Box::new([0; 512]));
     let base = NonNull::new(owner.1.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: the bytes are the owner's, who lives as long as the memory, and nobody else has a reference to them.
+    // SAFETY: the bytes are the owner's, which exists as long as the memory, and there are no other references to them.
     (unsafe { Memory::from_raw(base, 4096, owner) }, given_back)
 }
 
-/// An address for peers that begins as far behind a page as the memory does.
+/// An address for peers with the same offset in a page as the memory.
 fn beside(memory: &Memory) -> u64 {
     IOVA + memory.address().as_ptr().addr() as u64 % 4096
 }
 
 #[test]
-fn memory_that_the_card_may_still_write_is_never_given_back() {
+fn memory_that_the_card_may_still_write_is_never_released() {
     let Some(stub) = good() else { return };
     let device = Verbs::load_from(stub.path()).unwrap().open("stub0").unwrap();
     let domain = ProtectionDomain::new(&device).unwrap();
@@ -193,7 +194,7 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
     stub.fail("ibv_dereg_mr", 1);
     let (mut region, error) = region.deregister().unwrap_err();
     assert_eq!(error.to_string(), "ibv_dereg_mr of stub0: Device or resource busy (os error 16)");
-    // It is as before.
+    // It is unchanged.
     region.write(5, b"here").unwrap();
     assert_eq!((region.lkey(), region.rkey(), region.len()), (lkey, rkey, 4096));
     let memory = region.deregister().unwrap();
@@ -203,7 +204,7 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
     drop(memory);
     assert!(given_back.load(Ordering::Relaxed));
 
-    // The registration for peers, or that for this side.
+    // The registration for peers, or the one for this side.
     for nth in [1, 2] {
         let (memory, given_back) = owned();
         let iova = beside(&memory);
@@ -217,7 +218,7 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
         assert!(!given_back.load(Ordering::Relaxed));
     }
 
-    // What can't be registered comes back.
+    // Memory that can't be registered is returned.
     for nth in [1, 2] {
         let (memory, given_back) = owned();
         let live = stub.live_objects();
@@ -232,7 +233,7 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
 }
 
 #[test]
-fn descriptors_that_are_none() {
+fn invalid_descriptors() {
     let Some(stub) = Stub::build(&["GARBAGE_FD"]) else { return };
     let device = Verbs::load_from(stub.path()).unwrap().open("stub0").unwrap();
     for error in [
@@ -247,7 +248,7 @@ fn descriptors_that_are_none() {
 }
 
 #[test]
-fn completions_that_cannot_be() {
+fn invalid_completions() {
     let Some(stub) = Stub::build(&["GARBAGE_POLL"]) else { return };
     let (a, _b) = pair(&stub, Kind::of(RC));
     let mut room = [Completion::EMPTY; 2];
@@ -262,7 +263,7 @@ fn completions_that_cannot_be() {
     assert_eq!(errors[0], "ibv_poll_cq of stub0: it reports 3 completions: must be at most 2");
     assert_eq!(errors[1], "ibv_poll_cq of stub0: Input/output error (os error 5)");
     assert_eq!(errors[..3], errors[3..]);
-    // Beyond their number, they are told as they are.
+    // If their number is valid, they are returned unchanged.
     assert!(completions.iter().all(|completion| completion.wr_id == 0xdead_beef_dead_beef));
     assert_eq!((completions.len(), completions[1].status, completions[2].opcode), (8, u32::MAX, u32::MAX));
     assert_eq!(
@@ -272,21 +273,21 @@ fn completions_that_cannot_be() {
 }
 
 #[test]
-fn events_that_cannot_be() {
+fn invalid_events() {
     let Some(stub) = Stub::build(&["GARBAGE_EVENT"]) else { return };
     let (a, _b) = pair(&stub, Kind::of(RC));
     for _ in 0..48 {
         let event = a.device.event().unwrap().unwrap();
-        // The number of a port has four bytes.
+        // A port number has four bytes.
         let of_port = matches!(event.kind, 8..=13 | 17 | 18);
         assert_eq!(event.element, if of_port { 0xdead_beef } else { 0xdead_beef_dead_beef }, "{event:?}");
     }
     assert_eq!(a.channel.event().unwrap(), Some(0xfeed_face_feed_face));
 }
 
-/// The name has no end, the rest is as large as can be.
+/// The name is not terminated, and all other values are as large as possible.
 #[test]
-fn limits_that_cannot_be() {
+fn invalid_limits() {
     let Some(stub) = Stub::build(&["GARBAGE"]) else { return };
     let name = "x".repeat(64);
     let device = Verbs::load_from(stub.path()).unwrap().open(&name).unwrap();
@@ -299,7 +300,7 @@ fn limits_that_cannot_be() {
 }
 
 #[test]
-fn a_device_is_shared_by_what_is_made_on_it() {
+fn a_device_is_shared_by_its_objects() {
     let Some(stub) = good() else { return };
     let device: Device = Verbs::load_from(stub.path()).unwrap().open("stub0").unwrap();
     let domain = ProtectionDomain::new(&device).unwrap();

@@ -1,4 +1,4 @@
-//! What devices tell of themselves.
+//! The attributes of devices.
 
 use ferroce_driver::Error;
 use ferroce_driver::rnic::{Rnic, RnicGidKind, Verbs};
@@ -9,7 +9,7 @@ fn rnics(stub: &Stub) -> Result<Vec<Rnic>, Error> {
 }
 
 #[test]
-fn devices_tell_of_themselves() {
+fn devices_report_their_attributes() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let rnics = rnics(&stub).unwrap();
     assert_eq!(rnics.iter().map(|rnic| rnic.name.as_str()).collect::<Vec<_>>(), ["stub0", "stub1"]);
@@ -30,14 +30,14 @@ fn devices_tell_of_themselves() {
 }
 
 #[test]
-fn no_library_and_no_devices_are_told_apart() {
+fn no_library_and_no_devices_are_distinguished() {
     let error = Verbs::load_from("/nonexistent/libibverbs.so.1").unwrap_err().to_string();
     assert!(error.starts_with("/nonexistent/libibverbs.so.1 can't be loaded: "), "{error}");
     for wrong in ["NO_DEVICES", "NO_KERNEL"] {
         let Some(stub) = Stub::build(&[wrong]) else { return };
         assert_eq!(rnics(&stub).unwrap().len(), 0, "{wrong}");
     }
-    // The system's, where there is one.
+    // The system's library, if there is one.
     match Verbs::load() {
         Ok(verbs) => println!("libibverbs.so.1 of the system: {:?}", verbs.rnics()),
         Err(error) => assert!(matches!(error, Error::NoVerbs { .. }), "{error}"),
@@ -45,7 +45,7 @@ fn no_library_and_no_devices_are_told_apart() {
 }
 
 #[test]
-fn a_library_that_is_too_old_names_what_it_lacks() {
+fn the_missing_function_of_an_old_library_is_named() {
     for function in FUNCTIONS {
         let Some(stub) = Stub::build(&[&setting("MISSING", function)]) else { return };
         let error = rnics(&stub).unwrap_err().to_string();
@@ -68,16 +68,16 @@ fn each_function_may_fail() {
         let rnics = rnics(&stub).unwrap();
         let error = rnics[0].details.as_ref().unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
-        // One that can't be opened says nothing of the others.
+        // A device that can't be opened does not affect the others.
         assert_eq!(rnics[1].details.is_ok(), wrong == "FAIL_OPEN_DEVICE", "{:?}", rnics[1]);
     }
     let Some(stub) = Stub::build(&["FAIL_CLOSE_DEVICE"]) else { return };
     assert!(rnics(&stub).unwrap().iter().all(|rnic| rnic.details.is_ok()));
 }
 
-/// Counts and lengths that can't be are believed as far as there is memory for them.
+/// Counts and lengths that are invalid are accepted up to the limits.
 #[test]
-fn garbage_is_not_believed() {
+fn invalid_counts_are_limited() {
     let Some(stub) = Stub::build(&["GARBAGE"]) else { return };
     let rnics = rnics(&stub).unwrap();
     assert_eq!(rnics.len(), 2);

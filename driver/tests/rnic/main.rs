@@ -1,4 +1,4 @@
-//! RNICs by a libibverbs that the test builds: what it tells, what is done with it, and what it does wrong.
+//! RNICs through a libibverbs built by the test: its reports, its use, and its errors.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod connected;

@@ -1,4 +1,4 @@
-//! Objects go in any order, with whatever is under way.
+//! Objects may be dropped in any order, with any work in progress.
 
 use std::any::Any;
 
@@ -12,7 +12,7 @@ use ferroce_driver_test_support::rnic_stub::Stub;
 
 use crate::ends::{End, IOVA, Kind, RC, REMOTE, UD, address, config, good, ipv4, warnings};
 
-/// One end in parts, with work that is not finished, completions and events that nobody took.
+/// An end in parts, with incomplete work requests, and completions and events that were not taken.
 fn busy(stub: &Stub, number: u8, peer: Option<&End>) -> (End, Vec<Box<dyn Any>>) {
     let end = End::new(stub, number, Kind { with_srq: number == 1, ..Kind::of(RC) });
     let channel = CompletionChannel::new(&end.device).unwrap();
@@ -31,7 +31,7 @@ fn busy(stub: &Stub, number: u8, peer: Option<&End>) -> (End, Vec<Box<dyn Any>>)
         end.connect(RC, peer);
         peer.connect(RC, &end);
         end.post(SendOperation::Write(peer.remote(0)), &[]);
-        // This one waits for a receive.
+        // This one waits for a receive WR.
         end.post_flagged(SendOperation::Send, SendData::Pieces(&[]), 0);
     }
     stub.raise(1, end.qp.qpn() as i32);
@@ -54,7 +54,7 @@ fn busy(stub: &Stub, number: u8, peer: Option<&End>) -> (End, Vec<Box<dyn Any>>)
 }
 
 #[test]
-fn objects_go_in_any_order() {
+fn objects_are_dropped_in_any_order() {
     let Some(stub) = good() else { return };
     let mut random = Random::from_env("FERROCE_RNIC_SEED");
     for round in 0..200 {

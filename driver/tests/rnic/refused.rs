@@ -1,4 +1,4 @@
-//! What a peer or the provider refuses: the statuses, and the queues behind.
+//! Refusals by a peer or the provider: the statuses, and the state of the queues.
 
 use ferroce_driver::Memory;
 use ferroce_driver::rnic::{
@@ -10,19 +10,19 @@ use crate::ends::{
     ERR, End, INIT, IOVA, Kind, LEN, RC, REMOTE, RESET, RTS, SQE, UC, config, good, pair, polled,
 };
 
-/// Statuses of completions, in order.
+/// The statuses of completions, in order.
 fn statuses(completions: &[Completion]) -> Vec<u32> {
     completions.iter().map(|completion| completion.status).collect()
 }
 
-/// What the stub refuses before it looks there.
+/// A range that the stub refuses before it accesses the memory.
 fn nowhere(addr: u64, length: u32, lkey: u32) -> Piece {
-    // SAFETY: the stub goes by the key first, and no region has these.
+    // SAFETY: the stub checks the key first, and no region has these.
     unsafe { Piece::new(addr, length, lkey) }
 }
 
 #[test]
-fn keys_of_this_side() {
+fn invalid_local_keys() {
     let Some(stub) = good() else { return };
     type Wrong = fn(&End) -> Piece;
     let wrong: [Wrong; 6] = [
@@ -35,12 +35,12 @@ fn keys_of_this_side() {
     ];
     for piece in wrong {
         let (a, b) = pair(&stub, Kind::of(RC));
-        // Posted without a completion, it has one.
+        // Although it is unsignaled, it has a completion.
         a.post_flagged(SendOperation::Write(b.remote(0)), SendData::Pieces(&[piece(&a)]), 0);
         a.post_flagged(SendOperation::Write(b.remote(0)), SendData::Pieces(&[]), 0);
         assert_eq!((statuses(&a.sent()), a.state(), b.state()), (vec![4, 5], ERR, RTS));
     }
-    // Of another protection domain; not to be written.
+    // The key of another protection domain, and one without write access.
     let (a, b) = pair(&stub, Kind::of(RC));
     let other = ProtectionDomain::new(&a.device).unwrap();
     let region = Region::new(&other, Memory::zeroed(64).unwrap(), REMOTE, 0).unwrap();
@@ -51,7 +51,7 @@ fn keys_of_this_side() {
 }
 
 #[test]
-fn keys_of_the_other_side() {
+fn invalid_remote_keys() {
     let Some(stub) = good() else { return };
     type Wrong = fn(&End) -> Remote;
     let wrong: [Wrong; 5] = [
@@ -72,7 +72,7 @@ fn keys_of_the_other_side() {
             _ => SendOperation::WriteWithImm(remote, 1),
         };
         assert_eq!((a.carry_out(operation, &word).status, a.state(), b.state()), (10, ERR, ERR));
-        // The receive is flushed, and an event tells why.
+        // The receive WR is flushed, and an event reports the reason.
         assert_eq!((statuses(&b.received()), b.events()), (vec![5], vec![(3, b.qp.id())]));
         assert_eq!(a.carry_out(SendOperation::Send, &[]).status, 5);
     }
@@ -130,7 +130,7 @@ fn messages_that_do_not_fit() {
             (a.carry_out(SendOperation::Send, &[a.piece(0, 8)]).status, a.state(), b.state()),
             (9, ERR, ERR)
         );
-        // Receives that others may take stay.
+        // Receive WRs remain for other queue pairs.
         let (behind, events) = if with_srq { (vec![1], vec![(16, b.qp.id())]) } else { (vec![1, 5], vec![]) };
         let received = b.received();
         assert_eq!((statuses(&received), received[0].wr_id, b.events()), (behind, 1, events));
@@ -143,7 +143,7 @@ fn messages_that_do_not_fit() {
 }
 
 #[test]
-fn peers_that_are_not_there() {
+fn missing_peers() {
     let Some(stub) = good() else { return };
     let a = End::new(&stub, 0, Kind::of(RC));
     for (gid, qpn) in [(a.gid, 5), (crate::ends::ipv4(77), a.qp.qpn())] {
@@ -153,7 +153,7 @@ fn peers_that_are_not_there() {
         lonely.sends(RC, 7);
         assert_eq!((lonely.carry_out(SendOperation::Send, &[]).status, lonely.state()), (12, ERR));
     }
-    // One that goes while it is waited for: into the error state, to the start, altogether.
+    // A peer that ends while it is awaited: by the error state, by RESET, or by its destruction.
     for state in [Some(ERR), Some(RESET), None] {
         let (a, b) = pair(&stub, Kind::of(RC));
         a.post(SendOperation::Send, &[]);
@@ -164,14 +164,14 @@ fn peers_that_are_not_there() {
         }
         assert_eq!((statuses(&a.sent()), a.state()), (vec![12, 5], ERR));
     }
-    // Nothing is heard of a UC peer.
+    // Nothing is reported about a UC peer.
     let (a, b) = pair(&stub, Kind::of(UC));
     drop(b);
     assert_eq!(a.carry_out(SendOperation::Send, &[]).status, 0);
 }
 
 #[test]
-fn no_receive_and_no_patience() {
+fn rnr_retries_are_exhausted() {
     let Some(stub) = good() else { return };
     let (a, b) = (End::new(&stub, 0, Kind::of(RC)), End::new(&stub, 1, Kind::of(RC)));
     b.connect(RC, &a);
@@ -196,7 +196,7 @@ fn the_error_state_flushes() {
     assert_eq!(received.iter().map(|received| received.wr_id).collect::<Vec<_>>(), [1, 2, 3]);
     assert!(sent.iter().chain(&received).all(|flushed| flushed.status == 5 && flushed.qp_num == a.qp.qpn()));
     drop(b);
-    // Back at the start, nothing is left of it.
+    // After RESET nothing of it is left.
     a.post(SendOperation::Send, &[]);
     a.move_to(RESET);
     assert!(a.sent().is_empty());
@@ -204,11 +204,11 @@ fn the_error_state_flushes() {
     assert_eq!(a.state(), INIT);
 }
 
-/// Every status that there is, and some that there are not.
+/// Every defined status, and some undefined ones.
 #[test]
-fn every_status_is_told_as_it_is() {
+fn every_status_is_returned_unchanged() {
     for status in (1..24).chain([77, u32::MAX]) {
-        // Two of them by the build.
+        // Two of them are set at build time.
         let setting =
             if matches!(status, 9 | u32::MAX) { format!("STATUS_{status}") } else { "NOTHING_WRONG".into() };
         let Some(stub) = ferroce_driver_test_support::rnic_stub::Stub::build(&[&setting]) else { return };
@@ -231,7 +231,7 @@ fn every_status_is_told_as_it_is() {
 }
 
 #[test]
-fn a_completion_queue_that_overflows_loses_completions_and_tells() {
+fn an_overflowing_completion_queue_loses_completions_with_an_event() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     let small = CompletionQueue::new(3, &a.channel, 1).unwrap();

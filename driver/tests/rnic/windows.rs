@@ -4,7 +4,7 @@ use ferroce_driver::rnic::{Bind, Completion, Remote, SendOperation, Window, acce
 
 use crate::ends::{ERR, IOVA, Kind, RC, RTS, errno, good, pair};
 
-/// The first 64 bytes from offset 100 on.
+/// The 64 bytes at offset 100.
 macro_rules! bind {
     ($end:expr, $window:expr, $key:expr) => {
         SendOperation::Bind(Bind {
@@ -32,7 +32,7 @@ fn a_window_opens_and_is_closed() {
         0
     );
     assert_eq!(b.bytes(160, 4), b"seen");
-    // Closed by this side, bound anew by another key, closed by the peer.
+    // Invalidated by this side, bound again with another key, invalidated by the peer.
     let sent = b.carry_out(SendOperation::LocalInvalidate(key), &[]);
     assert_eq!((sent.status, sent.opcode), (0, 6));
     assert_eq!(b.carry_out(bind!(b, window, 8), &[]).status, 0);
@@ -47,7 +47,7 @@ fn a_window_opens_and_is_closed() {
 }
 
 #[test]
-fn a_window_is_for_its_bytes_its_queue_pair_and_its_rights() {
+fn a_window_is_limited_to_its_bytes_its_queue_pair_and_its_rights() {
     let Some(stub) = good() else { return };
     for place in 0..6 {
         let (a, b) = pair(&stub, Kind::of(RC));
@@ -100,14 +100,15 @@ fn binds_and_invalidations_that_are_refused() {
             5 => assert_eq!(a.carry_out(SendOperation::Bind(bind), &[]).status, 0),
             _ => {}
         }
-        // The last one is bound already.
+        // The last one is already bound.
         assert_eq!((a.carry_out(SendOperation::Bind(bind), &[]).status, a.state()), (6, ERR), "{place}");
     }
     let (a, b) = pair(&stub, Kind::of(RC));
     let window = Window::new(&a.domain).unwrap();
     assert_eq!(a.carry_out(SendOperation::LocalInvalidate(window.rkey()), &[]).status, 2);
     drop(b);
-    // The key of a region is none of a window: the peer breaks, as rdma_rxe does, and the sender is not told.
+    // The key of a region is not valid for a window: the peer enters the error state, like rdma_rxe, and the sender is
+    // not notified.
     let (a, b) = pair(&stub, Kind::of(RC));
     b.receive(1, &[]);
     assert_eq!(a.carry_out(SendOperation::SendWithInvalidate(b.region.rkey()), &[]).status, 0);

@@ -1,5 +1,5 @@
-//! The UDP driver, on addresses of the loopback interface, where everybody may open sockets, and, as
-//! root, between namespaces, where what leaves an interface can be seen.
+//! The UDP driver, on addresses of the loopback interface, where every user may open sockets, and, as root, between
+//! namespaces, where the packets of an interface can be captured.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
 mod namespaces;
@@ -13,7 +13,7 @@ use ferroce_driver::{Error, FrameSource, Nanos, NextHop, PacketDriver, RefusalRe
 use ferroce_driver_test_support::patience::until;
 use ferroce_driver_test_support::readiness;
 
-/// Writes packets and gives them other identifications, as the engine does.
+/// Writes packets and renumbers them, like the engine.
 struct Source<'a>(&'a mut dyn Iterator<Item = Vec<u8>>);
 
 impl FrameSource for Source<'_> {
@@ -42,7 +42,7 @@ impl Shape {
         Shape { from, to, tos: 0, ttl: 64, qpn: 0x123456 }
     }
 
-    /// An IP packet with a UDP datagram of `len` bytes in it, each of which is known by `n`.
+    /// An IP packet with a UDP datagram of `len` bytes, which is identified by `n`.
     fn packet(self, len: usize, n: usize) -> Vec<u8> {
         let udp_len = (8 + len) as u16;
         let mut packet = match (self.from, self.to) {
@@ -75,7 +75,7 @@ impl Shape {
     }
 }
 
-/// What the kernel's own headers can't have taken from the sender: identification and checksums.
+/// Clears the header fields that the kernel does not take from the sender: identification and checksums.
 fn comparable(packet: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     if packet[0] >> 4 == 4 {
@@ -111,8 +111,7 @@ fn open(address: IpAddr) -> Udp {
     open_with(&UdpConfig::new(address))
 }
 
-/// A port that was just let go of may still be held by a child of another test, as long as that has not
-/// become another program.
+/// A port that was just closed may still be held by a child of another test that has not executed its program yet.
 fn open_with(config: &UdpConfig) -> Udp {
     patiently(|| Udp::open(config))
 }
@@ -129,7 +128,7 @@ fn patiently<T>(open: impl Fn() -> Result<T, Error>) -> T {
     until(Duration::from_secs(5), opened, || "the port, which is in use".to_owned())
 }
 
-/// Lengths by which sends are put together in every way: equal, a shorter last, longer ones.
+/// Lengths for all kinds of sends: equal, a shorter last one, longer ones.
 fn lengths(max: usize) -> Vec<usize> {
     let mut lengths = vec![16, 16, 20, 20, 16, 40, 20, 1040, 1040, 1040, 516, 1056, 1040, 1040];
     lengths.extend([1040; 200]);
@@ -189,10 +188,10 @@ fn packets_cross_over_ipv6() {
     }
 }
 
-/// What comes without segmentation has the identification of a packet alone; what was sent at once
-/// and kept together, those of its places.
+/// Without aggregation a packet has the identification of a single packet; packets sent at once and aggregated have
+/// those of their positions.
 #[test]
-fn identifications_are_the_places_in_what_was_sent_at_once() {
+fn identifications_are_positions_in_a_send() {
     let [mut a, mut b] = [3, 4].map(|last| open(loopback(last)));
     let shape = Shape::new(loopback(3), loopback(4));
     let packets: Vec<_> =
@@ -200,8 +199,8 @@ fn identifications_are_the_places_in_what_was_sent_at_once() {
     send(&mut a, &packets);
     let numbers: Vec<_> = receive(&mut b, 6).iter().map(|packet| packet[5]).collect();
     assert_eq!(numbers, [0, 1, 0, 1, 2, 0]);
-    // With an odd number, a queue pair may share its receiver's address with other sockets: then its
-    // packets leave apart from those to others.
+    // A queue pair with an odd number may share its receiver's address with other sockets, so its packets are not sent
+    // together with those of others.
     let packets: Vec<_> =
         [4, 6, 4, 5, 5, 7, 8].iter().map(|qpn| Shape { qpn: *qpn, ..shape }.packet(1040, 0)).collect();
     send(&mut a, &packets);
@@ -209,10 +208,10 @@ fn identifications_are_the_places_in_what_was_sent_at_once() {
     assert_eq!(numbers, [0, 1, 2, 0, 1, 0, 0]);
 }
 
-/// Behind what was sent comes a burst without a look, in which what else there is can leave. Whoever
-/// sends all the time looks with every third.
+/// After a send, one burst makes no receive call, so that other pending packets can be sent. A port that sends all the
+/// time makes a call in every third burst.
 #[test]
-fn a_look_waits_for_what_is_to_be_sent_but_not_for_long() {
+fn receiving_waits_for_pending_sends_but_not_for_long() {
     let [mut a, mut b] = [9, 10].map(|last| open(loopback(last)));
     let [to_a, to_b] = [(10, 9), (9, 10)].map(|(from, to)| Shape::new(loopback(from), loopback(to)));
     let look = |port: &mut Udp| port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap();
@@ -225,16 +224,16 @@ fn a_look_waits_for_what_is_to_be_sent_but_not_for_long() {
             })
             .collect();
         assert_eq!(seen, [0, 0, 1]);
-        // One without a look, and one that finds nothing.
+        // One burst without a call, and one that finds nothing.
         assert_eq!([look(&mut a), look(&mut a)], [0, 0]);
     }
     send(&mut b, &[to_a.packet(64, 0)]);
     assert_eq!(look(&mut a), 1, "nothing has come or left just before");
 }
 
-/// Also where more is sent than is written at once.
+/// Even if more is sent than is written at once.
 #[test]
-fn no_send_is_cut_short() {
+fn sends_are_as_long_as_possible() {
     let [mut a, mut b] = [7, 8].map(|last| open(loopback(last)));
     let shape = Shape::new(loopback(7), loopback(8));
     let packets: Vec<_> = (0..4 * 62 + 5).map(|n| shape.packet(1040, n)).collect();
@@ -246,7 +245,7 @@ fn no_send_is_cut_short() {
 }
 
 #[test]
-fn a_group_has_each_packet_where_its_queue_pair_is() {
+fn packets_reach_the_slot_of_their_queue_pair() {
     for count in [4, 3] {
         let mut group = open_group(loopback(5), count);
         let mut peer = open(loopback(6));
@@ -255,11 +254,11 @@ fn a_group_has_each_packet_where_its_queue_pair_is() {
     assert!(Udp::open_group(&UdpConfig::new(loopback(5)), 0).is_err());
 }
 
-/// What `peer` sends comes to each of `group` by its queue pair numbers.
+/// Checks that each of `group` receives the packets of `peer` for its queue pair numbers.
 #[track_caller]
 fn expect_dealt(group: &mut [Udp], peer: &mut Udp, shape: Shape) {
     let count = group.len();
-    // Numbers of slot 0 and of those behind it.
+    // The numbers of slot 0 and of the other slots.
     let slot_of = |qpn: u32| if qpn.is_multiple_of(2) { 0 } else { (qpn % 128 / 2) as usize };
     let qpns = (0..4000u32).map(|n| (n * 0x9e3b) & 0x00ff_ffff);
     let qpns: Vec<u32> = qpns.filter(|qpn| *qpn > 1 && slot_of(*qpn) < count).take(400).collect();
@@ -280,7 +279,7 @@ fn expect_dealt(group: &mut [Udp], peer: &mut Udp, shape: Shape) {
     }
 }
 
-/// Whoever comes at the same time has a slot of its own, or, where the address is not shared, is refused.
+/// Ports opened at the same time get a slot each, or are refused if the address is not shared.
 #[test]
 fn many_may_open_an_address_at_once() {
     for round in 0..20 {
@@ -309,10 +308,10 @@ fn slot_of(port: &Udp) -> usize {
     port.capabilities().comm_ids.0 as usize
 }
 
-/// No option gets a stranger in but the one that Linux gives the same user; then the kernel's order is not known, and nobody
-/// else can join.
+/// Only the option with which Linux admits the same user admits a foreign socket. Then the kernel's order is unknown,
+/// and nothing else can join.
 #[test]
-fn an_address_stays_with_who_has_it() {
+fn foreign_sockets_do_not_get_an_open_address() {
     use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
     let bind_with = |(reuse_address, reuse_port)| {
         let stranger = socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
@@ -349,16 +348,15 @@ fn refusals_name_what_is_wrong() {
     assert!(refusal.contains("192.0.2.77") && refusal.contains("127.0.0.1"), "{refusal}");
     let refusal = UdpConfig::of_interface("no-such-if").unwrap_err().to_string();
     assert!(refusal.contains("'no-such-if'") && refusal.contains("lo"), "{refusal}");
-    // The loopback interface is no way to others.
+    // The loopback interface has no route to other hosts.
     let mut port = open(loopback(8));
     let refusal = port.resolve("192.0.2.77".parse().unwrap()).unwrap_err();
     assert!(matches!(refusal, Error::NoRoute { .. }), "{refusal}");
     assert_eq!(port.resolve(loopback(9)).unwrap(), NextHop::Found([0; 6]));
 }
 
-/// Nobody listens, or the packet is too large: that is a loss, and nothing more.
 #[test]
-fn a_recorder_refuses_it_in_words() {
+fn a_recorder_refuses_a_udp_port_with_a_message() {
     let error = Recorder::create(open(loopback(40)), "x.pcapng").err().unwrap().to_string();
     assert!(
         error.contains("udp on 'lo' has none, so record its packets with `tcpdump -i lo -w FILE"),
@@ -367,22 +365,23 @@ fn a_recorder_refuses_it_in_words() {
     assert!(!error.contains('{'), "Debug output: {error}");
 }
 
+/// A missing listener or a packet that is too large only causes a loss.
 #[test]
-fn what_the_kernel_refuses_is_counted_and_the_port_lives() {
+fn refused_packets_are_counted_and_the_port_continues() {
     let [mut a, mut b] = [10, 11].map(|last| open(loopback(last)));
     let nowhere = Shape::new(loopback(10), loopback(12));
     for _ in 0..3 {
         send(&mut a, &[nowhere.packet(100, 1)]);
         assert_eq!(receive_now(&mut a), 0);
     }
-    // The host has said by ICMP that nothing has the port, and of which packet.
+    // The host has reported by ICMP that the port is closed, and for which packet.
     let told = a.next_refusal().expect("word of the packet that came back");
     assert_eq!((told.peer, told.from, told.reason), (loopback(12), loopback(12), RefusalReason::Port));
     assert_eq!(told.quoted, nowhere.packet(100, 1)[28..][..told.quoted.len()]);
     let unreachable = Shape::new(loopback(10), "192.0.2.77".parse().unwrap());
     assert_eq!(send(&mut a, &[unreachable.packet(100, 1), unreachable.packet(100, 2)]), 2);
     assert_eq!(a.stats().tx_dropped, 2);
-    // No packet of this IP version, and none at all.
+    // A packet of the wrong IP version, and an invalid one.
     let wrong: IpAddr = "::1".parse().unwrap();
     send(&mut a, &[Shape::new(wrong, wrong).packet(100, 1), vec![0x45; 20]]);
     assert_eq!(a.stats().tx_dropped, 4);
@@ -390,15 +389,15 @@ fn what_the_kernel_refuses_is_counted_and_the_port_lives() {
     assert_eq!(a.stats().tx_dropped, 4);
 }
 
-/// Takes what is there. After a burst with packets there is one without.
+/// Receives pending packets. A burst with packets is followed by one without.
 fn receive_now(port: &mut Udp) -> usize {
     let mut burst = || port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap();
     burst() + burst()
 }
 
-/// A socket that is not read loses what finds no room, and knows how much that was.
+/// A socket that is not read drops packets without room, and counts them.
 #[test]
-fn what_finds_no_room_is_counted() {
+fn packets_without_room_are_counted() {
     let [mut a, mut b] = [13, 14].map(|last| open(loopback(last)));
     let packet = Shape::new(loopback(13), loopback(14)).packet(4112, 1);
     let sent = 40_000;
@@ -426,7 +425,7 @@ fn waiting_ends_with_a_packet() {
     b.wait(Duration::from_secs(5)).unwrap();
     assert!(start.elapsed() < Duration::from_secs(2));
     assert_eq!(receive(&mut b, 1).len(), 1);
-    // Another thread's word ends it too, also one from before.
+    // A waker of another thread ends it too, even one called before.
     let waker = b.waker().unwrap();
     waker.wake_by_ref();
     b.wait(Duration::from_secs(5)).unwrap();
@@ -441,7 +440,7 @@ fn waiting_ends_with_a_packet() {
 }
 
 #[test]
-fn a_wait_from_outside_ends_with_each() {
+fn a_wait_by_the_caller_ends_with_each_event() {
     let [mut a, mut b] = [27, 28].map(|last| open(loopback(last)));
     let packet = Shape::new(loopback(27), loopback(28)).packet(64, 1);
     readiness::ends_with_each(&mut b, || send(&mut a, &[packet]));

@@ -1,4 +1,4 @@
-//! What only two hosts show: what leaves an interface, and what the way to the peer does.
+//! Tests that need two hosts: the packets that leave an interface, and the effect of the path.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -28,14 +28,14 @@ fn ethtool(namespace: &str, features: &str) {
     assert!(command.args(features.split_whitespace()).status().unwrap().success());
 }
 
-/// Sees the IP packets that come to an interface.
+/// Captures the IP packets received on an interface.
 fn listen(namespace: &str) -> UdpSocket {
     inside(namespace, || {
         let all = (libc::ETH_P_IP as u16).to_be();
         // SAFETY: no pointers; the result is checked.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM, i32::from(all)) };
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: `fd` is a descriptor that nobody else owns. `UdpSocket` reads from any socket.
+        // SAFETY: `fd` is a new descriptor without another owner. `UdpSocket` reads from any socket.
         let socket = UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd) });
         socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
         let size = 8i32 << 20;
@@ -65,10 +65,10 @@ fn heard(socket: &UdpSocket) -> Vec<u8> {
     }
 }
 
-/// MADs leave by a socket of their own, from the same address and port, and nothing comes to it, whatever
-/// the kernel's order is of sockets that share an address.
+/// MADs are sent by a separate socket, with the same address and port. It receives nothing, regardless of the kernel's
+/// order of sockets that share an address.
 #[test]
-fn mads_leave_by_a_socket_that_receives_nothing() {
+fn mads_are_sent_by_a_socket_that_receives_nothing() {
     let Some(pair) = pair(1500) else { return };
     for [near, far] in [["10.9.0.1", "10.9.0.2"], ["fd09::1", "fd09::2"]] {
         let [near, far]: [IpAddr; 2] = [near, far].map(|address| address.parse().unwrap());
@@ -84,7 +84,7 @@ fn mads_leave_by_a_socket_that_receives_nothing() {
                 let asked = out.packet(256, n);
                 send(&mut peer, std::slice::from_ref(&asked));
                 assert_eq!(comparable(&receive(&mut group[0], 1)[0]), comparable(&asked));
-                // Answers of both kinds leave in one burst, from one port.
+                // Answers of both kinds are sent in one burst, from one port.
                 let answers = [qpn, 1, 4].map(|qpn| Shape { qpn, ..back }.packet(256, n));
                 send(&mut group[0], &answers);
                 let mut received: Vec<_> = receive(&mut peer, 3).iter().map(|p| comparable(p)).collect();
@@ -93,7 +93,7 @@ fn mads_leave_by_a_socket_that_receives_nothing() {
                 expected.sort();
                 assert!(received == expected, "{count} sockets on {far}, round {n}");
             }
-            // Nobody finds room there who does not share.
+            // A port that does not share is refused.
             let alone = UdpConfig::new(far).sharing(false);
             let refusal = pair.in_b(|| Udp::open(&alone).map(drop)).unwrap_err();
             assert!(matches!(refusal, Error::PortInUse { .. }), "{refusal}");
@@ -101,13 +101,13 @@ fn mads_leave_by_a_socket_that_receives_nothing() {
     }
 }
 
-/// Each packet has on the wire the identification that it was given, so that its ICRC is right
-/// there, also when the interface has the kernel cut up what was sent at once.
+/// On the wire each packet has the identification that it was given, so that its ICRC is right, even if the kernel
+/// divides a send into segments for the interface.
 #[test]
-fn what_leaves_the_interface_has_the_identification_it_was_given() {
+fn packets_on_the_wire_have_their_identification() {
     for mtu in [1500, 9000] {
         let Some(pair) = pair(mtu) else { return };
-        // Nobody cuts up for the sender, and nobody puts together for the receiver.
+        // Neither the sender's segmentation nor the receiver's aggregation is offloaded.
         ethtool(&pair.a, "tx-udp-segmentation off gso off");
         ethtool(&pair.b, "gro off");
         for segmentation in [true, false] {
@@ -142,7 +142,7 @@ fn what_leaves_the_interface_has_the_identification_it_was_given() {
                 let seen = heard(&wire);
                 assert_eq!(seen[4..6], number.to_be_bytes(), "packet {n}, MTU {mtu}");
                 assert_eq!(seen[6..8], [0x40, 0], "DF, no fragment");
-                // But for the UDP checksum, which the kernel makes.
+                // Except for the UDP checksum, which the kernel computes.
                 assert_eq!(comparable(&seen)[..26], comparable(sent)[..26]);
                 assert_eq!(seen[28..], sent[28..]);
                 assert_eq!(comparable(&received[n]), comparable(sent));
@@ -176,7 +176,7 @@ fn packets_cross_between_namespaces_with_every_offload_on_and_off() {
     }
 }
 
-/// A packet that the interface does not take any more is dropped with a word, and the next one passes.
+/// A packet that the interface no longer supports is dropped and logged, and the next one passes.
 #[test]
 fn a_packet_too_large_for_the_interface_is_dropped() {
     let Some(pair) = pair(9000) else { return };
@@ -192,7 +192,7 @@ fn a_packet_too_large_for_the_interface_is_dropped() {
 }
 
 #[test]
-fn packets_to_a_group_come_to_its_members() {
+fn packets_to_a_group_reach_its_members() {
     let Some(pair) = pair(1500) else { return };
     for (own, other, group) in [("10.9.0.1", "10.9.0.2", "239.1.2.3"), ("fd09::1", "fd09::2", "ff12::7")] {
         let [own, other, group]: [IpAddr; 3] = [own, other, group].map(|text| text.parse().unwrap());
@@ -201,7 +201,7 @@ fn packets_to_a_group_come_to_its_members() {
         let packet = |n| Shape { tos: 0x20, ..Shape::new(own, group) }.packet(64, n);
         send(&mut a, &[packet(1)]);
         pair.in_b(|| b.join(group)).unwrap();
-        // An interface that is new has multicast routes of IPv6 only after a while.
+        // A new interface has multicast routes of IPv6 only after a while.
         let deadline = Instant::now() + Duration::from_secs(5);
         let mut heard = Vec::new();
         while heard.is_empty() && Instant::now() < deadline {
@@ -210,7 +210,7 @@ fn packets_to_a_group_come_to_its_members() {
             b.rx_burst(Nanos::ZERO, &mut |packet: &[u8]| heard.push(packet.to_vec())).unwrap();
         }
         assert_eq!(heard.iter().map(|p| comparable(p)).collect::<Vec<_>>(), [comparable(&packet(2))]);
-        // Such a packet ends a wait as any other does.
+        // Such a packet ends a wait like any other.
         send(&mut a, &[packet(5)]);
         let start = Instant::now();
         b.wait(Duration::from_secs(20)).unwrap();
@@ -224,13 +224,13 @@ fn packets_to_a_group_come_to_its_members() {
     }
 }
 
-/// ICMP's "fragmentation needed" and "packet too big" may come from anybody, need no more than the two addresses, and
-/// are kept for ten minutes. The path MTU is what both ends have agreed on.
+/// ICMP's "fragmentation needed" and "packet too big" may be sent by anyone, need only the two addresses, and remain in
+/// effect for ten minutes. The path MTU is the one that both ends have negotiated.
 #[test]
 fn a_forged_icmp_message_stops_nothing() {
     let Some(pair) = pair(1500) else { return };
     let [a6, b6]: [IpAddr; 2] = ["fd09::1", "fd09::2"].map(|text| text.parse().unwrap());
-    // That a packet was too long, and that nothing has the port.
+    // Reports of a packet that was too long, and of a closed port.
     let messages = [
         (A, B, 1, [3, 4], 552u32),
         (a6, b6, 58, [2, 0], 1280),
@@ -248,7 +248,7 @@ fn a_forged_icmp_message_stops_nothing() {
             // SAFETY: no pointers; the result is checked.
             let fd = unsafe { libc::socket(family, libc::SOCK_RAW, protocol) };
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-            // SAFETY: `fd` is a descriptor that nobody else owns. `UdpSocket` sends from any socket.
+            // SAFETY: `fd` is a new descriptor without another owner. `UdpSocket` sends from any socket.
             let socket = UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd) });
             for _ in 0..100 {
                 socket.send_to(&message(kind, mtu, &shape.packet(64, 1)), (from, 0)).unwrap();
@@ -260,7 +260,7 @@ fn a_forged_icmp_message_stops_nothing() {
     }
 }
 
-/// The message about `packet`. The kernel writes the checksum of ICMPv6, and not that of ICMP.
+/// The message about `packet`. The kernel computes the checksum of ICMPv6, but not that of ICMP.
 fn message([kind, code]: [u8; 2], mtu: u32, packet: &[u8]) -> Vec<u8> {
     let mut message = vec![kind, code, 0, 0];
     message.extend(mtu.to_be_bytes());

@@ -189,7 +189,7 @@ fn fences_of(scenario: &'static Scenario) -> BTreeSet<u32> {
 }
 
 #[test]
-fn nobody_sleeps_for_ever() {
+fn no_thread_sleeps_forever() {
     for scenario in &SCENARIOS {
         let start = std::time::Instant::now();
         let fences = fences_of(scenario);
@@ -198,7 +198,7 @@ fn nobody_sleeps_for_ever() {
 }
 
 #[test]
-fn without_any_one_fence_somebody_does() {
+fn without_any_one_fence_a_thread_does() {
     // These pass all that there are; no more are in the file.
     let fences: BTreeSet<u32> = SCENARIOS[..3].iter().flat_map(fences_of).collect();
     assert_eq!(include_str!("../../src/runtime/runner/wakeup.rs").matches(" fence(").count(), fences.len());

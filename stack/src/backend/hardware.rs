@@ -1,7 +1,7 @@
-//! The verbs by a card: an RNIC, or rdma_rxe, through libibverbs.
+//! The verbs on an RNIC, or rdma_rxe, through libibverbs.
 //!
-//! The card has queues and memory of its own; what is kept here beside them is what an application finds out of ours: handles,
-//! its own numbers of work requests, how full queues are, which regions are in use.
+//! The card has its own queues and memory; this module keeps what the API needs in addition: handles, the application's
+//! numbers of work requests, how full queues are, which regions are in use.
 
 mod completions;
 mod connections;
@@ -47,27 +47,27 @@ use queue_pairs::HardwareQp;
 use queues::ReceiveSlots;
 use work::WorkId;
 
-/// A port of a card, and all that was made on it.
+/// A port of a card, and all objects created on it.
 pub(crate) struct Hardware {
     qps: Slab<HardwareQp>,
     cqs: Slab<HardwareCq>,
     srqs: Slab<HardwareSrq>,
     named: NamedObjects,
     pds: Slab<ProtectionDomain>,
-    /// Queue pairs by their numbers.
+    /// Queue pairs by QPN.
     numbers: HashMap<u32, Handle>,
-    /// The slots of the completion queues that there are.
+    /// The slots of the existing completion queues.
     live_cqs: Vec<u32>,
     events: Events,
-    /// There have been completions or events since the owner last asked.
+    /// Completions or events were added since the last query.
     has_news: bool,
     channel: CompletionChannel,
     device: Device,
-    /// What of the port is looked up when it is asked for, and the number of the port.
+    /// Cached properties of the port, and its number.
     port: Port,
     port_number: u8,
     gid_rows: GidRows,
-    /// Of the port's interface: `ibv_attach_mcast` tells the card alone.
+    /// For the port's interface: `ibv_attach_mcast` only configures the card.
     membership: Membership,
     /// It is rdma_rxe, which has some numbers of its own.
     is_rxe: bool,
@@ -76,37 +76,37 @@ pub(crate) struct Hardware {
     limits: ferroce_driver::rnic::RnicLimits,
     capabilities: Capabilities,
     counters: Counters,
-    /// What the kernel counts of the port, and what it had counted when the context was opened.
+    /// The kernel's counters of the port, and their values when the context was opened.
     card_counters: PortCounters,
     counted_before: Counters,
     next_count: Nanos,
     exporter: Option<Exporter>,
     pub(crate) program_counters: ProgramCounters,
-    /// librdmacm that was loaded already.
+    /// librdmacm, if it was loaded already.
     cm_functions: Option<CmFunctions>,
     connections: Option<Box<Connections>>,
     connection_limits: ConnectionLimits,
     rng: ChaCha20Rng,
     now: Nanos,
-    /// When asynchronous events are looked for again, in time and in polls: a look is a system call.
+    /// When asynchronous events are checked next, as time and as number of polls: a check is a system call.
     next_look: Nanos,
     polls_to_look: u32,
     readiness: Readiness,
     waiting: Waiting,
-    /// Somebody waits, or has waited.
+    /// A thread waits, or has waited.
     armed: bool,
     /// The device has failed or was removed.
     is_gone: bool,
-    /// Room for the pieces of work requests.
+    /// Storage for the pieces of work requests.
     pieces: Box<work::PieceRoom>,
-    /// Room for completions; `None` while it is in use.
+    /// Storage for completions; `None` while it is in use.
     batch: Option<Box<Batch>>,
 }
 
-/// What work requests name.
+/// The objects to which work requests refer.
 struct NamedObjects {
     ahs: Slab<HardwareAh>,
-    /// They go before the regions, which are busy while a window is bound to them.
+    /// Dropped before the regions, which are busy while a window is bound to them.
     mws: Slab<HardwareWindow>,
     mrs: Slab<HardwareRegion>,
 }
@@ -114,11 +114,11 @@ struct NamedObjects {
 struct HardwareCq {
     card: CompletionQueue,
     queue: Completions,
-    /// The most completions that are taken at once: a card that never stops does not stop a poll.
+    /// The most completions taken at once, so that a card that never stops does not keep a poll from ending.
     most: usize,
-    /// Polls of the context that leave the completions on the card, for the application takes them from there.
+    /// The polls of the context that leave completions on the card, because the application takes them from there.
     polls_to_drain: u8,
-    /// Asked for solicited completions alone, which the card alone tells apart.
+    /// Armed for solicited completions only, which only the card distinguishes.
     solicited_only: bool,
 }
 
@@ -144,7 +144,7 @@ impl Hardware {
         if config.drop_access_errors {
             return Err(Error::Unsupported(Feature::DropAccessErrors));
         }
-        // There are no more queue pairs in any context.
+        // No context has more queue pairs.
         if config.max_srqs > WorkId::OBJECTS {
             let expected = format!("at most {} with an RNIC", WorkId::OBJECTS);
             return Err(Error::invalid("max_srqs", config.max_srqs, expected));
@@ -281,8 +281,8 @@ impl Hardware {
     }
 }
 
-/// How often the kernel's counters are read.
+/// The interval at which the kernel's counters are read.
 const COUNT_INTERVAL: Duration = Duration::from_millis(250);
-/// How often asynchronous events are looked for, whichever comes first.
+/// The interval at which asynchronous events are checked, whichever is first.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 const LOOK_POLLS: u32 = 1024;

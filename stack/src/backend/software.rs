@@ -33,7 +33,7 @@ use crate::telemetry::metrics::ProgramCounters;
 use crate::verbs::{Config, CongestionControl, Cq, Error, Feature, Pd, Port, Qp, Srq};
 use engine::Engine;
 
-/// A packet driver, the engine over it, and what waits for both.
+/// A packet driver, the engine on it, and what waits for both.
 pub(crate) struct Software {
     driver: Box<dyn PacketDriver>,
     engine: Engine,
@@ -41,9 +41,9 @@ pub(crate) struct Software {
     exporter: Option<Exporter>,
     pub(crate) program_counters: ProgramCounters,
     readiness: Readiness,
-    /// Somebody waits, or has waited, for `readiness`.
+    /// A thread waits, or has waited, for `readiness`.
     armed: bool,
-    /// Of queue pairs that say nothing else.
+    /// For queue pairs that set none.
     congestion: CongestionControl,
     window: u32,
     line_rate: Option<u64>,
@@ -110,19 +110,19 @@ impl Software {
         Ok(received + sent)
     }
 
-    /// Sends the ACK that `qp` owes, or all. What they acknowledge the application has seen, and it may
-    /// well be done with it all; its peer is not.
+    /// Sends the ACK that `qp` owes, or all ACKs. The application has seen what they acknowledge, and may end now, but its
+    /// peer still needs them.
     fn send_owed(&mut self, qp: Option<Qp>) {
         let Software { driver, engine, .. } = self;
         engine.shared.hurry = true;
-        // Twice: in the first an ACK may wait for requests.
+        // Twice: the first time an ACK may wait for requests.
         for _ in 0..2 {
             if !engine.schedule_acks(qp) {
                 break;
             }
             engine.begin(engine.shared.now);
             if let Err(error) = driver.tx_burst(engine.shared.now, engine) {
-                // A port that is gone tells so in the next poll too.
+                // The next poll reports a port that is gone, too.
                 tracing::debug!("due ACKs are not sent: {error}");
             }
         }
@@ -151,7 +151,7 @@ impl Software {
 
 impl Drop for Software {
     fn drop(&mut self) {
-        // A peer that is told before it has its ACKs takes what was delivered for lost.
+        // A peer that is notified of the end before it has its ACKs considers its messages lost.
         self.send_owed(None);
         while self.engine.cm_if_used().is_some_and(|(cm, mut verbs)| cm.disconnect_some(&mut verbs)) {
             let Software { driver, engine, .. } = self;
@@ -166,7 +166,7 @@ impl Drop for Software {
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;
 
-/// Queue pair numbers are drawn from those that the driver leaves.
+/// Queue pair numbers are drawn from those that the driver assigns.
 fn check_qpns((rest, divisor): (u32, u32), max_qps: u32) -> Result<(), Error> {
     if rest >= divisor {
         let expected = "(rest, divisor), the rest below the divisor";
@@ -185,7 +185,7 @@ fn check_qpns((rest, divisor): (u32, u32), max_qps: u32) -> Result<(), Error> {
 mod tests {
     use super::check_qpns;
 
-    /// Without this a division by zero, or numbers drawn for ever.
+    /// Without this check there would be a division by zero, or an endless search for numbers.
     #[test]
     fn a_driver_leaves_enough_queue_pair_numbers() {
         let refused = |qpns, max_qps| check_qpns(qpns, max_qps).map_err(|error| error.to_string());

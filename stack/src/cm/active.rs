@@ -1,6 +1,6 @@
 //! The requesting end: sends a REQ, receives a REP or REJ, sends an RTU.
 //!
-//! The next hop is found before the REQ leaves. So a REP moves the queue pair from INIT to RTS in the receive phase.
+//! The next hop is resolved before the REQ is sent. So a REP moves the queue pair from INIT to RTS in the receive phase.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ use crate::telemetry::counters::Counter;
 use crate::verbs::{AddressVector, Error, Qp, QpType, Unreachable};
 
 impl ConnectionManager {
-    /// Asks for a connection of `qp`, which is in INIT: at once, or when the next hop is found.
+    /// Requests a connection for `qp`, which is in INIT: immediately, or when the next hop is resolved.
     pub(crate) fn connect(
         &mut self,
         (qp, local_qpn, qp_type): (Qp, Qpn, QpType),
@@ -95,7 +95,7 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Sends the message that begins an exchange, or keeps it until the next hop is found.
+    /// Sends the first message of an exchange, or keeps it until the next hop is resolved.
     pub(super) fn ask(&mut self, index: u32, body: CmBody<'_>, shared: &mut Shared) {
         let Some(communication) = self.communications.at_mut(index) else { return };
         communication.keep(body);
@@ -110,7 +110,7 @@ impl ConnectionManager {
         self.communications.get(id.0).is_some_and(|c| c.state == State::Resolving)
     }
 
-    /// The search for the next hop of an exchange has ended.
+    /// The resolution of the next hop of an exchange has ended.
     pub(crate) fn take_next_hop(
         &mut self,
         id: CmId,
@@ -133,8 +133,8 @@ impl ConnectionManager {
         }
     }
 
-    /// The network says that a packet was not delivered. It quotes the packet: two random numbers in it name the
-    /// exchange, so that only who has seen the packet can end it.
+    /// The network reports an undelivered packet, and quotes it: two random numbers in it identify the exchange, so only a
+    /// host that has seen the packet can end it.
     pub(crate) fn on_refusal(&mut self, refusal: &Refusal) {
         let Refusal { peer, from, reason, quoted } = *refusal;
         let Some((transaction_id, ours)) = Gsi::quoted(&quoted) else { return };
@@ -205,7 +205,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// The peer needs longer. It may say so again and again, and has two minutes in all.
+    /// The peer needs longer. It may repeat this, and has two minutes in total.
     pub(super) fn on_mra(
         &mut self,
         arrival: &Arrival,
@@ -234,7 +234,7 @@ impl ConnectionManager {
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
         let index = match rej.remote_comm_id() {
-            // A requester that gives up may not know our id yet.
+            // A requester that gives up may not know the local ID yet.
             0 => {
                 let named = self.by_peer.get(&(arrival.source, rej.local_comm_id(), PortSpace::Tcp));
                 *named.ok_or(Counter::CmRxUnknown)?
@@ -274,7 +274,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Tells the peer no.
+    /// Rejects the peer's message.
     pub(super) fn reject(
         &mut self,
         index: u32,
@@ -290,7 +290,7 @@ impl ConnectionManager {
         };
         let mut rej = Rej::new(communication.local_comm_id, communication.remote_comm_id, stage, reason);
         if reason == RejectReason::TIMEOUT {
-            // By it a peer finds the request of which it has no id.
+            // It identifies the request to a peer that has no local ID.
             rej.set_info(&self.guid.to_be_bytes());
         }
         rej.private_data[..private_data.len()].copy_from_slice(private_data);
@@ -298,7 +298,7 @@ impl ConnectionManager {
     }
 }
 
-/// Of the range that nobody listens on by habit (RFC 6335).
+/// A port from the range without registered services (RFC 6335).
 pub(super) fn ephemeral_port(random: u32) -> u16 {
     0xc000 | (random as u16 & 0x3fff)
 }

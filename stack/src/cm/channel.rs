@@ -1,4 +1,4 @@
-//! Where the events of connections wait until they are read.
+//! Channels of unread connection events.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,7 +22,7 @@ impl ConnectionManager {
         Ok(self.events.pop(channel))
     }
 
-    /// Whether there have been events since this was last asked, or some were taken.
+    /// Whether events were added since the last call, or taken.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.events.has_news)
     }
@@ -42,7 +42,7 @@ impl ConnectionManager {
         self.events.destroy_unused(channel, listeners, connections)
     }
 
-    /// Tells what happened, where its connection says.
+    /// Delivers an event to the channel of its connection.
     pub(super) fn tell(&mut self, event: CmEvent) {
         self.events.push(self.channel_of(event.id()), event);
     }
@@ -51,26 +51,26 @@ impl ConnectionManager {
         self.communications.get(id.0)?.channel
     }
 
-    /// Where a listener has the events of its requests.
+    /// The channel of a listener's requests.
     pub(super) fn channel_of_listener(&self, listener: Listener) -> Option<CmChannel> {
         self.listeners.get(listener.0)?.config.channel
     }
 }
 
-/// The queues of all channels, and the first one, of whoever names none.
+/// The queues of all channels, and the default one.
 pub(crate) struct CmEvents {
     first: VecDeque<CmEvent>,
     channels: Slab<VecDeque<CmEvent>>,
     connections: usize,
-    /// One has come since this was last asked for, or was taken: there may be more.
+    /// An event was added since the last query, or taken: there may be more.
     pub(crate) has_news: bool,
 }
 
-/// Of one connection: request, established, disconnected, the end of timewait.
+/// Per connection: request, established, disconnected, the end of timewait.
 const EVENTS_EACH: usize = 4;
-/// With so many unread for each connection that there can be, no new one begins.
+/// With this many unread events per possible connection, no new one can start.
 const UNREAD_EACH: usize = 3;
-/// Room for each connection that there can be.
+/// The room per possible connection.
 const EVENTS: usize = UNREAD_EACH + EVENTS_EACH;
 
 impl CmEvents {
@@ -92,7 +92,7 @@ impl CmEvents {
         handle.map(CmChannel).ok_or(full)
     }
 
-    /// Discards what waits there, unless so many still name it.
+    /// Destroys a channel with its events, unless connections or listeners refer to it.
     pub(crate) fn destroy_unused(
         &mut self,
         channel: CmChannel,
@@ -113,7 +113,7 @@ impl CmEvents {
         self.channels.get(channel.0).map(drop).ok_or_else(gone)
     }
 
-    /// Whether all events of one more connection will find room.
+    /// Checks that there is room for all events of one more connection.
     pub(crate) fn check_room(&mut self, channel: Option<CmChannel>) -> Result<(), Error> {
         if self.queue(channel).len() < UNREAD_EACH * self.connections {
             return Ok(());
@@ -136,7 +136,7 @@ impl CmEvents {
         event
     }
 
-    /// Takes the oldest of a connection, which may be over: then nothing tells its channel any more.
+    /// Takes the oldest event of a connection, which may have ended: then its channel is not known.
     pub(crate) fn take(&mut self, id: CmId) -> Option<CmEvent> {
         let CmEvents { first, channels, .. } = self;
         let mut queues = std::iter::once(first).chain(channels.iter_mut());
@@ -146,7 +146,7 @@ impl CmEvents {
         })
     }
 
-    /// Forgets those that `is_over` names. Returns whether there was one.
+    /// Removes the events that `is_over` selects. Returns whether there was one.
     pub(crate) fn forget(&mut self, channel: Option<CmChannel>, is_over: impl Fn(&CmEvent) -> bool) -> bool {
         let queue = self.queue(channel);
         let unread = queue.len();
@@ -154,7 +154,7 @@ impl CmEvents {
         queue.len() < unread
     }
 
-    /// What waits of a connection goes from one channel to another.
+    /// Moves the unread events of a connection from one channel to another.
     pub(crate) fn migrate(&mut self, id: CmId, from: Option<CmChannel>, to: Option<CmChannel>) {
         for _ in 0..self.queue(from).len() {
             if let Some(event) = self.pop(from) {
@@ -163,15 +163,15 @@ impl CmEvents {
         }
     }
 
-    /// A channel is there as long as anybody names it.
+    /// A channel exists as long as anything refers to it.
     fn queue(&mut self, channel: Option<CmChannel>) -> &mut VecDeque<CmEvent> {
         let CmEvents { first, channels, .. } = self;
         channel.and_then(|channel| channels.get_mut(channel.0)).unwrap_or(first)
     }
 }
 
-/// Room for all that can wait, of which a large [`max_connections`](crate::Config::max_connections) makes more than there
-/// may be memory.
+/// Room for all possible events. A large [`max_connections`](crate::Config::max_connections) may need more than the
+/// available memory.
 fn queue(connections: usize) -> Result<VecDeque<CmEvent>, Error> {
     let (mut queue, events) = (VecDeque::new(), EVENTS.saturating_mul(connections));
     queue.try_reserve_exact(events).map_err(|_| {
@@ -187,12 +187,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_that_finds_no_memory_is_refused() {
+    fn a_channel_without_memory_is_refused() {
         let error = queue(usize::MAX).unwrap_err();
         assert!(matches!(error, Error::Memory(_)), "{error}");
         assert!(error.to_string().contains("max_connections"), "{error}");
         assert!(queue(1000).is_ok_and(|queue| queue.capacity() >= 7000));
-        // As `Context::create_cm_channel` and `Config::max_cm_channels` say.
+        // As documented for `Context::create_cm_channel` and `Config::max_cm_channels`.
         assert!(EVENTS * size_of::<CmEvent>() <= 2100, "{}", EVENTS * size_of::<CmEvent>());
     }
 }

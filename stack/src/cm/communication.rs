@@ -17,38 +17,38 @@ use crate::engine::ah::Hop;
 use crate::engine::qp::Connection;
 use crate::verbs::{AddressVector, Error, Qp, QpType, ReadyToReceive, ReadyToSend, UnreliablePath, time_of};
 
-/// How long an exchange waits for an answer because the other end wants it to: a request for the
-/// application's, since it came, and a message for the peer's, since it first left.
+/// The longest time that one end can delay an exchange at the other: for a request until the application's answer, from its
+/// arrival, and for a message until the peer's answer, from its first transmission.
 pub(super) const PATIENCE_MAX: Duration = Duration::from_secs(120);
 
-/// The ACK timeouts that a peer may ask of a queue pair here, as exponents. With 0 it would wait for ever for a peer
-/// that is gone, with 31 for hours; 8 times the longest are 69 s.
+/// The ACK timeouts that a peer may request for a local queue pair, as exponents. With 0 the queue pair would wait forever
+/// for a peer that is gone, with 31 for hours; 8 times the longest are 69 s.
 pub(super) const ACK_TIMEOUTS: RangeInclusive<u8> = 1..=21;
 
-/// How far it is.
+/// The state of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// The next hop is looked for; what asks leaves then.
+    /// The next hop is being resolved; the first message is sent then.
     Resolving,
-    /// We asked.
+    /// A request was sent.
     ReqSent,
-    /// The peer asked; the application has the word.
+    /// The peer has sent a request, which the application must answer.
     ReqReceived,
-    /// We accepted; the queue pair receives.
+    /// It was accepted here; the queue pair receives.
     RepSent,
     Established,
-    /// We end it.
+    /// It is being ended here.
     DreqSent,
-    /// It is over; its ids must not be used again before late packets are gone.
+    /// It has ended; its IDs must not be reused before late packets are gone.
     Timewait,
-    /// We ask for a datagram service.
+    /// A search for a datagram service was sent.
     SidrSent,
-    /// The peer asks for one.
+    /// The peer searches for a datagram service.
     SidrReceived,
 }
 
 impl State {
-    /// Whether the last message is sent again until it is answered.
+    /// Whether the last message is retransmitted until it is answered.
     pub(super) fn repeats(self) -> bool {
         matches!(self, State::ReqSent | State::RepSent | State::DreqSent | State::SidrSent)
     }
@@ -58,15 +58,14 @@ impl State {
     }
 }
 
-/// What a queue pair needs to know to be connected; either end has its own view of it. A datagram service
-/// has none.
+/// The attributes to connect a queue pair; each end has its own view. A datagram service has none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) qp_type: QpType,
     pub(super) path_mtu: PathMtu,
-    /// What the peer's first packet has.
+    /// The PSN of the peer's first packet.
     pub(super) rq_psn: Psn,
-    /// What our first packet has.
+    /// The PSN of the first local packet.
     pub(super) sq_psn: Psn,
     pub(super) max_dest_rd_atomic: u8,
     pub(super) max_rd_atomic: u8,
@@ -95,45 +94,45 @@ pub(super) struct Communication {
     pub(super) id: CmId,
     pub(super) state: State,
     pub(super) space: PortSpace,
-    /// Of the messages that we begin.
+    /// Of messages that start here.
     pub(super) transaction_id: u64,
     pub(super) local_comm_id: u32,
-    /// 0 as long as it is not known.
+    /// 0 while it is unknown.
     pub(super) remote_comm_id: u32,
-    /// The way to the peer, next hop included.
+    /// The path to the peer, next hop included.
     pub(super) address: AddressVector,
     /// The same for MADs.
     pub(super) header: PathHeader,
-    /// The partition, of its messages and of its queue pair: an index of the port's table, and the key there.
+    /// The partition of its messages and of its queue pair: an index of the port's table, and the key there.
     pub(super) pkey_index: usize,
     pub(super) pkey: PKey,
-    /// The key that a peer's request names.
+    /// The P_Key in a peer's request.
     pub(super) peer_pkey: PKey,
-    /// 0 as long as it is not known.
+    /// 0 while it is unknown.
     pub(super) remote_qpn: Qpn,
     pub(super) qp: Option<Qp>,
     pub(super) local_qpn: Qpn,
-    /// Where it came to.
+    /// The listener that received it.
     pub(super) listener: Option<Listener>,
-    /// Where its events are told.
+    /// The channel of its events.
     pub(super) channel: Option<CmChannel>,
-    /// What was asked for.
+    /// The requested service.
     pub(super) service_id: u64,
     pub(super) terms: Terms,
     pub(super) cm_timeout: u8,
-    /// How often a message is sent again.
+    /// How often a message is retransmitted.
     pub(super) cm_retries: u8,
     pub(super) retries_left: u8,
     pub(super) deadline: Nanos,
-    /// When what nobody answers is over, however much time the peer asks for: [`PATIENCE_MAX`] after the
-    /// first message went or came.
+    /// The end of unanswered messages, however much time the peer requests: [`PATIENCE_MAX`] after the first message was
+    /// sent or received.
     pub(super) latest: Nanos,
-    /// The last message that may have to be sent again.
+    /// The last message that may be retransmitted.
     pub(super) mad: [u8; MAD_LEN],
 }
 
 impl Communication {
-    /// As who asks a peer to whom the next hop is known, or is being looked for.
+    /// For a request to a peer whose next hop is known, or is being resolved.
     pub(super) fn asking(
         ids: (CmId, u32),
         space: PortSpace,
@@ -144,7 +143,7 @@ impl Communication {
         Communication::new(ids, (state, space), address, header)
     }
 
-    /// With a peer of whom only the address is known. MADs go the same way.
+    /// With a peer of which only the address is known. MADs use the same path.
     pub(super) fn new(
         (id, local_comm_id): (CmId, u32),
         (state, space): (State, PortSpace),
@@ -179,24 +178,24 @@ impl Communication {
         }
     }
 
-    /// Writes the message that may have to be sent again.
+    /// Writes the message that may be retransmitted.
     pub(super) fn keep(&mut self, body: CmBody<'_>) {
         CmMessage { transaction_id: self.transaction_id, body }.emit(&mut self.mad);
     }
 
-    /// The first of a message's transmissions leaves now. What the application has chosen itself may take
-    /// longer than a peer can ask for, and is not cut short.
+    /// The first transmission of a message is sent now. A time chosen by the application may exceed what a peer can
+    /// request, and is not shortened.
     pub(super) fn begin_waiting(&mut self, now: Nanos) {
         let chosen = time_of(self.cm_timeout) * (u32::from(self.retries_left) + 1);
         self.latest = now + chosen.max(PATIENCE_MAX);
     }
 
-    /// Waits until `deadline`, or for as long as there is.
+    /// Waits until `deadline`, but not longer than the limit.
     pub(super) fn wait_until(&mut self, deadline: Nanos) {
         self.deadline = deadline.min(self.latest);
     }
 
-    /// The next hop of a peer that is to be asked is found.
+    /// The next hop of the peer is resolved.
     pub(super) fn take_next_hop(&mut self, mac: MacAddr) {
         self.address.mac = Some(mac);
         self.header.set_destination_mac(mac);
@@ -246,7 +245,7 @@ impl Communication {
     }
 }
 
-/// The state of who asks for a connection, or for a datagram service.
+/// The state of the requesting end, for a connection or a datagram service.
 fn asking(space: PortSpace) -> State {
     match space {
         PortSpace::Tcp => State::ReqSent,

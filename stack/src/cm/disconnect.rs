@@ -1,4 +1,4 @@
-//! The end of a connection: DREQ and DREP, and the time until late packets are gone.
+//! The end of a connection: DREQ and DREP, and timewait until late packets are gone.
 //!
 //! A DREQ for an id that does not exist is answered by a DREP. Otherwise a peer whose first DREP was lost would repeat
 //! its DREQ for a minute.
@@ -12,7 +12,7 @@ use crate::telemetry::counters::Counter;
 use crate::verbs::Qp;
 
 impl ConnectionManager {
-    /// Ends a connection, or the attempt at one. Returns whether there is such an id.
+    /// Ends a connection, or the attempt at one. Returns whether there is such an ID.
     pub(crate) fn disconnect(&mut self, id: CmId, verbs: &mut Verbs<'_>) -> bool {
         let Ok(index) = self.index_of(id) else { return false };
         let Some(communication) = self.communications.at(index) else { return false };
@@ -40,20 +40,19 @@ impl ConnectionManager {
         true
     }
 
-    /// A queue pair is about to go, and its connection with it.
+    /// A queue pair is about to be destroyed, and its connection with it.
     pub(crate) fn release(&mut self, qp: Qp, verbs: &mut Verbs<'_>) {
         if let Some(id) = self.user_of(qp) {
             self.disconnect(id, verbs);
         }
     }
 
-    /// The connection that a queue pair is of.
+    /// The connection of a queue pair.
     pub(crate) fn user_of(&self, qp: Qp) -> Option<CmId> {
         self.communications.at(*self.by_qp.get(&qp)?).map(|c| c.id)
     }
 
-    /// Ends connections until as many peers are to be told as the port can be given at a time. Returns
-    /// whether there are any.
+    /// Ends as many connections as the port can send DREQs for at a time. Returns whether there are any.
     pub(crate) fn disconnect_some(&mut self, verbs: &mut Verbs<'_>) -> bool {
         let lives =
             |c: &&Communication| matches!(c.state, State::Established | State::RepSent | State::ReqSent);
@@ -72,7 +71,7 @@ impl ConnectionManager {
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
         if self.comm_ids.get(dreq.remote_comm_id()).is_none() {
-            // Of a connection that is over, and whose peer has not heard it.
+            // For a connection that has ended, whose peer has not received that.
             let drep = Drep::new(dreq.remote_comm_id(), dreq.local_comm_id());
             self.answer(arrival, transaction, CmBody::Drep(&drep), verbs);
             verbs.shared.count(Counter::CmRxDuplicates);
@@ -115,8 +114,8 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Late packets live as long as an ACK is waited for, there and back; no longer than a network can
-    /// hold them, whatever the peer has asked for.
+    /// Late packets exist as long as an ACK is waited for, in both directions; no longer than a network can hold them,
+    /// whatever the peer has requested.
     pub(super) fn enter_timewait(&mut self, index: u32, now: Nanos) {
         self.timers.cancel(index);
         self.leave_listener(index);
@@ -126,7 +125,7 @@ impl ConnectionManager {
         self.timers.ensure(index, communication.deadline);
     }
 
-    /// Moves the queue pair to ERR: what is posted is flushed. It is the application's from then on.
+    /// Moves the queue pair to ERR: posted work requests are flushed. It belongs to the application from then on.
     pub(super) fn fail_qp(&mut self, index: u32, verbs: &mut Verbs<'_>) {
         let qp = self.release_qp(index);
         if let Some(qp) = qp.and_then(|qp| verbs.qps.get_mut(qp.0)) {
@@ -135,7 +134,7 @@ impl ConnectionManager {
     }
 }
 
-/// A peer that is gone need not be told as often as one that is asked for something.
+/// A peer that may be gone is notified with fewer retries than a request has.
 const DREQ_RETRIES: u8 = 4;
-/// The ACK timeout that counts for the life of late packets at most, as exponent: 1.1 s.
+/// The longest ACK timeout assumed for the lifetime of late packets, as exponent: 1.1 s.
 const TIMEWAIT_MAX: u8 = 18;

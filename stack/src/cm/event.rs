@@ -20,7 +20,7 @@ pub struct PrivateData {
 }
 
 impl PrivateData {
-    /// The longest, of a reply.
+    /// The most bytes: those of a reply.
     pub const MAX: usize = 196;
 
     pub(crate) fn new(data: &[u8]) -> PrivateData {
@@ -46,80 +46,80 @@ impl fmt::Debug for PrivateData {
     }
 }
 
-/// A request that came to a listener.
+/// A request to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionRequest {
-    /// Where it came to.
+    /// The listener.
     pub listener: Listener,
-    /// To be accepted or rejected.
+    /// The ID to accept or reject.
     pub id: CmId,
-    /// Where it came from.
+    /// The source of the request.
     pub peer: SocketAddr,
-    /// The address and the port that it asked for.
+    /// The requested address and port.
     pub local: SocketAddr,
     /// RC, UC, or UD for a datagram service.
     pub qp_type: QpType,
-    /// What the peer sent along: 56 bytes, 180 from the seeker of a datagram service.
+    /// The private data of the request: 56 bytes, 180 of a search for a datagram service.
     pub private_data: PrivateData,
-    /// READs and atomics that the peer can have outstanding from here; 0 for UD, as the rest.
+    /// READs and atomics that this end may have outstanding at the peer; 0 for UD, like the next field.
     pub responder_resources: u8,
-    /// READs and atomics that it wants to have outstanding here.
+    /// READs and atomics that the peer wants to have outstanding here.
     pub initiator_depth: u8,
-    /// What the peer has chosen; the largest here for UD.
+    /// The peer's choice; the largest supported here for UD.
     pub path_mtu: PathMtu,
-    /// The partition that it has chosen, in the port's P_Key table.
+    /// The requested partition, as an index of the port's P_Key table.
     pub pkey_index: usize,
 }
 
-/// What happened to a connection. [`manual::connecting`](crate::manual::connecting) has a server and a client.
+/// An event of a connection. [`manual::connecting`](crate::manual::connecting) has a server and a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CmEvent {
-    /// Somebody asks for a connection, or for a datagram service.
+    /// A peer requests a connection, or searches for a datagram service.
     ConnectionRequest(ConnectionRequest),
     /// The queue pair is in RTS.
     Established {
         /// The connection.
         id: CmId,
-        /// What the peer sent with its acceptance; empty at the accepting end.
+        /// The private data of the peer's acceptance; empty at the accepting end.
         private_data: PrivateData,
     },
-    /// A datagram service is found.
+    /// A datagram service was found.
     Resolved {
-        /// The search, which is over.
+        /// The search, which has ended.
         id: CmId,
-        /// The way there, for an address handle.
+        /// The path to it, for an address handle.
         address: AddressVector,
         /// The queue pair of the service.
         qpn: Qpn,
-        /// What its datagrams must carry.
+        /// The Q_Key that its datagrams must carry.
         qkey: u32,
-        /// What the service sent along.
+        /// The private data of the service.
         private_data: PrivateData,
     },
-    /// The peer refuses. The id is gone, and the queue pair as it was, or in ERR if it had been accepted.
+    /// The peer rejects. The ID no longer exists; the queue pair is unchanged, or in ERR if it had been accepted.
     Rejected {
         /// The connection, or the search.
         id: CmId,
-        /// Why: for a search the status of the SIDR reply.
+        /// The reason: for a search the status of the SIDR reply.
         reason: RejectReason,
-        /// What it sent along.
+        /// Its private data.
         private_data: PrivateData,
     },
-    /// The peer can't be reached, or does not answer. The id is gone.
+    /// The peer is unreachable, or does not answer. The ID no longer exists.
     Unreachable {
         /// The connection, or the search.
         id: CmId,
-        /// Who can't be reached, and why.
+        /// The peer, and why it is unreachable.
         reason: Unreachable,
     },
-    /// The connection is over, and its queue pair in ERR.
+    /// The connection has ended, and its queue pair is in ERR.
     Disconnected {
         /// The connection.
         id: CmId,
     },
-    /// Late packets of the connection are gone from the network, and so is the id.
+    /// Late packets of the connection are gone from the network; the ID no longer exists.
     TimewaitExit {
         /// The connection.
         id: CmId,
@@ -127,7 +127,7 @@ pub enum CmEvent {
 }
 
 impl CmEvent {
-    /// The connection, the request or the search that it happened to.
+    /// The connection, the request or the search.
     pub fn id(&self) -> CmId {
         match *self {
             CmEvent::ConnectionRequest(ConnectionRequest { id, .. })

@@ -13,13 +13,13 @@ use crate::engine::frame_slot::FrameSlot;
 use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
 
-/// What every datagram to QP1 carries (IBA 10.2.5).
+/// The Q_Key of every datagram to QP1 (IBA 10.2.5).
 pub(crate) const QKEY: u32 = 0x8001_0000;
 
-/// MADs that wait for the port. Who floods us gets fewer answers; our own are sent again.
+/// The most MADs waiting for the port. A flooding peer gets fewer answers; local requests are retransmitted.
 const OUTGOING_MAX: usize = 256;
 
-/// MADs on their way out.
+/// MADs to send.
 pub(crate) struct Gsi {
     outgoing: VecDeque<(PathHeader, PKey, [u8; MAD_LEN])>,
     psn: Psn,
@@ -61,8 +61,8 @@ impl Gsi {
         Some(slot.end((length, 0)))
     }
 
-    /// The transaction id and the sender's communication id in the request that a packet begins with, from its BTH
-    /// on: of a REQ or a SIDR REQ.
+    /// The transaction ID and the sender's communication ID of the request in a packet, from its BTH on: of a REQ or a SIDR
+    /// REQ.
     pub(crate) fn quoted(packet: &[u8]) -> Option<(u64, u32)> {
         const MAD: usize = 12 + 8;
         let mad = packet.get(MAD..)?;

@@ -1,4 +1,4 @@
-//! What the ends of a connection ask for.
+//! The parameters of the ends of a connection.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::CmChannel;
 use super::CmEvent;
 use crate::verbs::{Error, MAX_RD_ATOMIC, exponent_of, time_of};
 
-/// The settings of a listener: how many requests may wait there, for which partition, and where their events go.
+/// The settings of a listener: the number of pending requests, the partition, and the channel of the events.
 /// [`manual::connecting`](crate::manual::connecting) has a server with one.
 ///
 /// ```
@@ -24,11 +24,11 @@ use crate::verbs::{Error, MAX_RD_ATOMIC, exponent_of, time_of};
 pub struct ListenConfig {
     /// Requests that the application has neither accepted nor rejected yet. Further requests are rejected; with 0 all are.
     pub backlog: u32,
-    /// The same from one address, so that one peer does not take all of it.
+    /// The same from one address, so that one peer can't use all of them.
     pub per_source: u32,
     /// Only requests for this partition, by the index of its P_Key in the port's table; `None` for all.
     pub pkey_index: Option<usize>,
-    /// Where requests are told, and what becomes of those connections; `None` for
+    /// The channel of the events of requests and of the resulting connections; `None` for
     /// [`next_cm_event`](crate::Context::next_cm_event).
     pub channel: Option<CmChannel>,
 }
@@ -56,13 +56,13 @@ impl ListenConfig {
         ListenConfig { pkey_index: pkey_index.into(), ..self }
     }
 
-    /// Where requests are told; [`next_cm_event`](crate::Context::next_cm_event) by default.
+    /// The channel of the events; [`next_cm_event`](crate::Context::next_cm_event) by default.
     pub fn channel(self, channel: impl Into<Option<CmChannel>>) -> Self {
         ListenConfig { channel: channel.into(), ..self }
     }
 }
 
-/// What an end of a connection asks for, or offers.
+/// The parameters that an end of a connection requests, or offers.
 ///
 /// ```
 /// # use ferroce::*;
@@ -79,41 +79,41 @@ impl ListenConfig {
 pub struct ConnectionParameters<'a> {
     /// The application's bytes for the other end: at most 56 with a request, 196 with an acceptance.
     pub private_data: &'a [u8],
-    /// READs and atomics that the peer may have outstanding here, at most 128. What is agreed on is the
-    /// smaller of this and the peer's `initiator_depth`.
+    /// READs and atomics that the peer may have outstanding here, at most 128. The smaller of this and the peer's
+    /// `initiator_depth` is used.
     pub responder_resources: u8,
-    /// READs and atomics of this end outstanding at the peer; likewise.
+    /// READs and atomics that this end may have outstanding at the peer; as above.
     pub initiator_depth: u8,
-    /// Retries after timeouts and sequence errors, 0 to 7. Both ends take the requester's.
+    /// Retries after timeouts and sequence errors, 0 to 7. Both ends use the requester's.
     pub retry_count: u8,
-    /// Retries of the peer after RNR NAKs of this end, 0 to 7. 7 means without end.
+    /// Retries of the peer after RNR NAKs of this end, 0 to 7. 7 means unlimited.
     pub rnr_retry: u8,
-    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. The requester's is taken. The accepting end uses 21
-    /// (8.6 s) if the requester asks for 0 or for more than 21.
+    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. Both use that of the connecting end, but the accepting end uses
+    /// 21 (8.6 s) if the request has 0 or more than 21.
     /// [`timeout_at_least`](ConnectionParameters::timeout_at_least) takes a `Duration`.
     pub timeout: u8,
     /// The requester's choice; `None` for the largest that the interface allows.
     pub path_mtu: Option<PathMtu>,
-    /// The requester's choice of a partition, by the index of its P_Key in the port's table. `None` for
-    /// that of the queue pair; for a search, which has none, the first. Both ends' queue pairs get it.
+    /// The requester's choice of a partition, by the index of its P_Key in the port's table. `None` for that of the queue
+    /// pair; for a search, which has no queue pair, the first. Both ends' queue pairs get it.
     pub pkey_index: Option<usize>,
-    /// DSCP of the connection's packets in the upper six bits; congestion control sets the lower two. With a request both
-    /// ends take it, and `None` is 0. With an acceptance it is this end's alone, and `None` is what the request has.
+    /// DSCP of the connection's packets in the upper six bits; congestion control sets the lower two. In a request it is
+    /// for both ends, and `None` is 0. In an acceptance it is for this end only, and `None` is the value of the request.
     pub traffic_class: Option<u8>,
     /// How long a message of the connection manager waits for its answer, 4.096 µs · 2^cm_timeout, up to 31.
-    /// [`cm_timeout_at_least`](ConnectionParameters::cm_timeout_at_least) takes a `Duration`.
+    /// [`cm_timeout_at_least`](ConnectionParameters::cm_timeout_at_least) sets it from a `Duration`.
     pub cm_timeout: u8,
-    /// How often such a message is sent again, 0 to 15.
+    /// How often such a message is retransmitted, 0 to 15.
     pub cm_retries: u8,
-    /// Where the events of this connection or search are told. `None` for
-    /// [`next_cm_event`](crate::Context::next_cm_event); with `accept` for where they were told so far.
+    /// The channel of the events of this connection or search. `None` for [`next_cm_event`](crate::Context::next_cm_event);
+    /// with `accept` for the current channel.
     pub channel: Option<CmChannel>,
 }
 
 impl Default for ConnectionParameters<'_> {
-    /// As rdma_cm does: 16 READs and atomics, 7 retries, an ACK timeout of 0.5 s, 15 resends 4.3 s apart. So a
-    /// `connect` to who neither answers nor is refused by the network ends after 69 s, [`CmEvent::Unreachable`],
-    /// and 3 resends would end it after 17 s ([`patience`](ConnectionParameters::patience)).
+    /// As rdma_cm does: 16 READs and atomics, 7 retries, an ACK timeout of 0.54 s, 15 retransmissions 4.3 s apart. So a
+    /// `connect` to a host that does not answer, and that the network does not report as unreachable, ends after 69 s with
+    /// [`CmEvent::Unreachable`]; with 3 retransmissions it ends after 17 s ([`patience`](ConnectionParameters::patience)).
     fn default() -> Self {
         ConnectionParameters {
             private_data: &[],
@@ -153,7 +153,7 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { retry_count, ..self }
     }
 
-    /// Retries of the peer after RNR NAKs of this end, 0 to 7; 7, without end, by default.
+    /// Retries of the peer after RNR NAKs of this end, 0 to 7; 7, unlimited, by default.
     pub fn rnr_retry(self, rnr_retry: u8) -> Self {
         ConnectionParameters { rnr_retry, ..self }
     }
@@ -163,8 +163,9 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { timeout, ..self }
     }
 
-    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before. Zero means
-    /// 8.2 µs: a connection always has an ACK timeout. (In [`ReadyToSend`](crate::ReadyToSend) zero turns it off.)
+    /// `time` rounded up to the next ACK timeout that can be encoded ([how](crate::manual::connecting#timeouts-and-retries)).
+    /// Zero means the shortest, 8.2 µs: a connection always has an ACK timeout. (In [`ReadyToSend`](crate::ReadyToSend) zero
+    /// turns it off.)
     pub fn timeout_at_least(self, time: Duration) -> Self {
         ConnectionParameters { timeout: exponent_of(time).max(1), ..self }
     }
@@ -179,8 +180,8 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { pkey_index: pkey_index.into(), ..self }
     }
 
-    /// DSCP of the connection's packets in the upper six bits; with a request 0, with an acceptance what the request has by
-    /// default.
+    /// DSCP of the connection's packets in the upper six bits; by default 0 in a request, and the value of the request in
+    /// an acceptance.
     pub fn traffic_class(self, traffic_class: impl Into<Option<u8>>) -> Self {
         ConnectionParameters { traffic_class: traffic_class.into(), ..self }
     }
@@ -190,18 +191,18 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { cm_timeout, ..self }
     }
 
-    /// The shortest time for an answer that is no shorter than `time`: 4.1 µs to 2.4 h, each twice the one before.
+    /// The shortest time for an answer that is at least `time`: 4.1 µs to 2.4 h, in powers of two.
     pub fn cm_timeout_at_least(self, time: Duration) -> Self {
         let exponent = if time <= time_of(0) { 0 } else { exponent_of(time) };
         ConnectionParameters { cm_timeout: exponent, ..self }
     }
 
-    /// How often such a message is sent again, 0 to 15; 15 by default.
+    /// How often such a message is retransmitted, 0 to 15; 15 by default.
     pub fn cm_retries(self, cm_retries: u8) -> Self {
         ConnectionParameters { cm_retries, ..self }
     }
 
-    /// Where the events are told; [`next_cm_event`](crate::Context::next_cm_event) by default.
+    /// The channel of the events; [`next_cm_event`](crate::Context::next_cm_event) by default.
     pub fn channel(self, channel: impl Into<Option<CmChannel>>) -> Self {
         ConnectionParameters { channel: channel.into(), ..self }
     }
@@ -211,12 +212,12 @@ impl<'a> ConnectionParameters<'a> {
         time_of(self.timeout)
     }
 
-    /// How long a peer that does not answer is asked, resends included.
+    /// The time after which a peer that does not answer is given up, retransmissions included.
     pub fn patience(&self) -> Duration {
         time_of(self.cm_timeout) * (u32::from(self.cm_retries) + 1)
     }
 
-    /// Fails on the first that is out of its range.
+    /// Fails on the first one that is out of range.
     pub(crate) fn check(&self, private_data_max: usize) -> Result<(), Error> {
         check_private_data(self.private_data, private_data_max)?;
         let numbers = [
@@ -243,7 +244,7 @@ impl<'a> ConnectionParameters<'a> {
     }
 }
 
-/// Private data has as many bytes as its message has room for.
+/// Private data must fit in its message.
 pub(crate) fn check_private_data(data: &[u8], most: usize) -> Result<(), Error> {
     if data.len() <= most {
         return Ok(());

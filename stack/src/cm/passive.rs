@@ -1,10 +1,10 @@
-//! The end that is asked: receives a REQ, sends a REP or REJ, receives an RTU.
+//! The accepting end: receives a REQ, sends a REP or REJ, receives an RTU.
 //!
 //! The queue pair receives from `accept` on. It goes to RTS with the RTU, or with the first packet, which has the same
 //! meaning (`CommEst`).
 //!
-//! A REQ for a queue pair number of the peer that has a connection is stale (REJ 10). It ends this connection only if
-//! its queue pair here is dead already (in ERR, or gone). Linux always ends it; then anybody who can forge a source
+//! A REQ for a queue pair number of the peer that has a connection is stale (REJ 10). It ends this connection only if its
+//! local queue pair is dead already (in ERR, or destroyed). Linux always ends it; then anybody who can forge a source
 //! address could end a connection.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,22 +26,21 @@ use crate::engine::slab::Slab;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Error, MAX_RD_ATOMIC, Qp, QpState, QpType};
 
-/// How long a peer is asked to wait for the application, as exponent: 4.3 s, again and again.
+/// The time that a peer is asked to wait for the application, as exponent: 4.3 s, repeatedly.
 const MRA_TIMEOUT: u8 = 20;
 
-/// What is known of a request that may wait.
+/// A request that passed the checks.
 struct Admitted {
     listener: Listener,
     addresses: IpCm,
     path_mtu: PathMtu,
-    /// Of the port's table: index and key.
+    /// In the port's table: index and key.
     partition: (usize, PKey),
 }
 
 impl Verbs<'_> {
-    /// The P_Key here for a request that names `pkey`. The standard has no reason to reject one that is not
-    /// there; Linux says "invalid GID" (`cm_req_handler` does of every path that `cm_init_av_by_path` can't
-    /// use, and that looks the P_Key up).
+    /// The local P_Key for a request with `pkey`. The standard has no reject reason for a missing one; Linux uses "invalid
+    /// GID" (`cm_req_handler` does for every path that `cm_init_av_by_path` can't use, and that looks the P_Key up).
     pub(super) fn partition(&mut self, arrival: &Arrival, pkey: PKey) -> Result<(usize, PKey), RejectReason> {
         let pkeys = &self.port.pkeys;
         let found = pkeys.index_admitting(pkey).and_then(|index| Some((index, pkeys.get(index)?)));
@@ -72,7 +71,7 @@ impl ConnectionManager {
                 verbs.shared.count(Counter::CmTxRejects);
                 let mut rej = Rej::new(0, req.local_comm_id(), Stage::Req, reason);
                 if reason == RejectReason::INVALID_MTU {
-                    // What would do.
+                    // The supported value.
                     let largest = verbs.port.path_mtu(arrival.source.is_ipv6());
                     rej.set_info(&[largest.map_or(0, PathMtu::code) << 4]);
                 }
@@ -82,8 +81,8 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// A queue pair that the peer uses anew is not that of a connection any more. Ours ends if it is dead
-    /// anyhow; a living one is not ended by what anybody can send.
+    /// A queue pair number that the peer reuses is no longer that of a connection. The local one ends if it is dead
+    /// already; a live one is not ended by a packet that anybody can send.
     fn end_stale(&mut self, arrival: &Arrival, req: &Req, verbs: &mut Verbs<'_>) {
         let Some(&index) = self.by_qpn.get(&(arrival.source, req.qpn())) else { return };
         let Some(communication) = self.communications.at(index) else { return };
@@ -99,7 +98,7 @@ impl ConnectionManager {
         let (ours, theirs) = (communication.local_comm_id, communication.remote_comm_id);
         match communication.state {
             State::ReqReceived => {
-                // It waits longer then, and the application has longer.
+                // The peer waits longer then, and the application has more time.
                 let longer = verbs.shared.now + 2 * time_of(MRA_TIMEOUT);
                 communication.wait_until(communication.deadline.max(longer));
                 let mra = Mra::new(ours, theirs, Stage::Req, MRA_TIMEOUT);
@@ -114,7 +113,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Who listens, and on what terms; or why nobody does.
+    /// The listener, and the checked request; or why it is rejected.
     fn admit(&self, arrival: &Arrival, req: &Req, verbs: &mut Verbs<'_>) -> Result<Admitted, RejectReason> {
         if self.by_qpn.contains_key(&(arrival.source, req.qpn())) || !req.qpn().is_ordinary() {
             return Err(RejectReason::STALE_CONNECTION);
@@ -136,8 +135,8 @@ impl ConnectionManager {
         Ok(Admitted { listener, addresses, path_mtu, partition })
     }
 
-    /// Who listens on a port of the address that a request came to, and the P_Key there for a request that
-    /// names `pkey`: the listener's own, if it has one.
+    /// The listener on a port of the address to which a request was sent, and the local P_Key for a request with `pkey`:
+    /// the listener's own, if it has one.
     pub(super) fn listener(
         &self,
         space: PortSpace,
@@ -165,7 +164,7 @@ impl ConnectionManager {
         Ok((Listener(handle), partition))
     }
 
-    /// Whether one more may wait.
+    /// Whether one more may be pending.
     pub(super) fn check_room(&self, listener: Listener, arrival: &Arrival) -> Result<(), RejectReason> {
         let listening = self.listeners.get(listener.0).ok_or(RejectReason::INVALID_SERVICE_ID)?;
         let Listening { half_open, config, .. } = listening;
@@ -188,7 +187,7 @@ impl ConnectionManager {
         let Admitted { listener, addresses, path_mtu, partition: (pkey_index, pkey) } = admitted;
         let now = verbs.shared.now;
         let qp_type = if req.transport() == Some(TransportType::Uc) { QpType::Uc } else { QpType::Rc };
-        // What it takes the peer to give up.
+        // The time after which the peer gives up.
         let patience = time_of(req.remote_cm_timeout()) * (u32::from(req.max_cm_retries()) + 1);
         let primary = &req.primary_path;
         let ack_timeout = match primary.ack_timeout() {
@@ -225,7 +224,7 @@ impl ConnectionManager {
             latest: now + PATIENCE_MAX,
             ..Communication::new(ids, (State::ReqReceived, PortSpace::Tcp), address, header)
         });
-        // It asks again, and finds room then.
+        // It is retransmitted, and finds room then.
         let (id, index) = begun.map_err(|_| Counter::CmRxNoRoom)?;
         self.join_listener(listener, index, arrival.source);
         self.by_peer.insert((arrival.source, req.local_comm_id(), PortSpace::Tcp), index);
@@ -247,7 +246,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// What was asked for, the index of its partition here, and the P_Key that the peer named.
+    /// The parameters of a request, the local index of its partition, and the P_Key of the peer.
     pub(crate) fn asked_for(&self, id: CmId) -> Result<(QpType, usize, PKey), Error> {
         let index = self.index_of(id)?;
         let waiting = self.communications.at(index).filter(|c| c.state.awaits_application());
@@ -305,7 +304,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Says no to a request.
+    /// Rejects a request.
     pub(crate) fn refuse(&mut self, id: CmId, private_data: &[u8], verbs: &mut Verbs<'_>) {
         let Ok(index) = self.index_of(id) else { return };
         match self.communications.at(index).map(|c| c.state) {
@@ -334,7 +333,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Packets of connections came whose RTU has not come yet: they tell the same.
+    /// Packets of connections arrived whose RTU has not arrived yet: they have the same meaning.
     pub(crate) fn on_first_packets(&mut self, verbs: &mut Verbs<'_>) {
         while let Some(index) = self.half_open_that_has_begun(verbs.qps) {
             self.establish(index, verbs);
@@ -348,7 +347,7 @@ impl ConnectionManager {
 
     fn establish(&mut self, index: u32, verbs: &mut Verbs<'_>) {
         let Some(communication) = self.communications.at_mut(index) else { return };
-        // Only the application can have moved the queue pair elsewhere, and it knows.
+        // Only the application can have moved the queue pair to another state, and it knows.
         let _ = communication.make_ready_to_send(verbs);
         communication.state = State::Established;
         communication.deadline = Nanos::NEVER;
@@ -359,18 +358,18 @@ impl ConnectionManager {
     }
 }
 
-/// What suits both ends.
+/// A value that both ends support.
 fn agreed(ours: u8, theirs: u8) -> u8 {
     ours.min(theirs).min(MAX_RD_ATOMIC)
 }
 
-/// Whether the peer uses a connection that it has not called ready.
+/// Whether the peer uses a connection that it has not confirmed.
 fn has_begun(communication: &Communication, qps: &Slab<QueuePair>) -> bool {
     let qp = communication.qp.and_then(|qp| qps.get(qp.0));
     communication.state == State::RepSent && qp.is_some_and(|qp| qp.responder.established)
 }
 
-/// The port in a service id of a port space.
+/// The port in a service ID of a port space.
 pub(super) fn port_of(service_id: u64, space: u64) -> Option<u16> {
     service_id.checked_sub(space).and_then(|port| u16::try_from(port).ok())
 }

@@ -1,6 +1,6 @@
-//! Datagram services: SIDR, which finds the queue pair behind a port.
+//! Datagram services: SIDR, which finds the queue pair for a port.
 //!
-//! An answered search is forgotten at once, as in Linux. A requester whose answer was lost asks anew.
+//! An answered search is removed immediately, as in Linux. A requester whose answer was lost sends it again.
 
 use std::net::SocketAddr;
 
@@ -19,14 +19,14 @@ use crate::engine::ah::Hop;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{AddressVector, Error, QpType};
 
-/// Statuses of a reply (IBA 12.11.2): nobody serves the id, and the service says no.
+/// Statuses of a reply (IBA 12.11.2): there is no such service, and the service rejects.
 const UNSUPPORTED: u8 = 1;
 const REJECTED: u8 = 2;
 /// How long a search is kept for the application's answer, as exponent: 17 s.
 const KEPT: u8 = 22;
 
 impl ConnectionManager {
-    /// Asks for the datagram service at `to`.
+    /// Searches for the datagram service at `to`.
     pub(crate) fn resolve(
         &mut self,
         to: SocketAddr,
@@ -75,7 +75,7 @@ impl ConnectionManager {
         let admitted = self.admit_seeker(arrival, req, verbs);
         let (listener, addresses, port, (pkey_index, pkey)) = match admitted {
             Ok(admitted) => admitted,
-            // It asks again, and finds room then.
+            // It is retransmitted, and finds room then.
             Err(RejectReason::NO_RESOURCES) => return Err(Counter::CmRxNoRoom),
             Err(_) => {
                 verbs.shared.count(Counter::CmTxRejects);
@@ -131,7 +131,7 @@ impl ConnectionManager {
         Ok((listener, addresses, port, partition))
     }
 
-    /// Tells a seeker the queue pair.
+    /// Sends the queue pair to the requester.
     pub(crate) fn serve(
         &mut self,
         id: CmId,
@@ -154,7 +154,7 @@ impl ConnectionManager {
         self.say(index, &rep, verbs);
     }
 
-    /// With its answer a search is over. A seeker that does not get it asks anew.
+    /// The answer ends a search. A requester that does not receive it searches again.
     fn say(&mut self, index: u32, rep: &SidrRep, verbs: &mut Verbs<'_>) {
         let Some(communication) = self.communications.at(index) else { return };
         self.send(index, communication.transaction_id, CmBody::SidrRep(rep), verbs.shared);

@@ -8,12 +8,12 @@ use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
 use crate::verbs::Error;
 use crate::verbs::number::decimal;
 
-/// A port of DPDK, as `--device` names it behind `dpdk:`.
+/// A port of DPDK, as in `--device` after `dpdk:`.
 ///
 /// `PORT[@ADDRESS[/PREFIX][,...][,mtu=MTU]] [EAL ARGUMENT...]`, as in
-/// `net_memif0@10.0.0.1/24 --no-huge -m 512 --vdev=net_memif0,role=server,bsize=8192`. Without a prefix
-/// length the link has those 24 bits (IPv4) or 64 (IPv6) in common. A port behind which the kernel has
-/// an interface (net_af_packet, net_af_xdp) needs no address. EAL starts once a process.
+/// `net_memif0@10.0.0.1/24 --no-huge -m 512 --vdev=net_memif0,role=server,bsize=8192`. The default prefix length of the link is
+/// 24 (IPv4) or 64 (IPv6). A port on an interface of the kernel (net_af_packet, net_af_xdp) needs no address. EAL starts once
+/// per process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DpdkSpec {
@@ -21,7 +21,7 @@ pub struct DpdkSpec {
     pub port: String,
     /// Its addresses, with the lengths of their prefixes.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Largest IP packet; `None` for what the port has.
+    /// Largest IP packet; `None` for the port's MTU.
     pub mtu: Option<u32>,
     /// Arguments of DPDK's EAL.
     pub eal: Vec<String>,
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes() {
+    fn names_parse_back() {
         for text in [
             "net_af_packet0 --vdev=net_af_packet0,iface=eth0",
             "0000:03:00.0@10.0.0.1/24,fd00::1/64,mtu=4200 -a 0000:03:00.0",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_part_and_what_would_be_right() {
+    fn errors_name_the_invalid_part_and_the_valid_ones() {
         for (text, part, cure) in [
             ("", "'dpdk:'", "dpdk:PORT@ADDRESS"),
             ("@10.0.0.1", "'dpdk:@10.0.0.1'", "dpdk:PORT@ADDRESS"),

@@ -5,19 +5,19 @@ use ferroce_wire::{Ecn, Gid, MacAddr, Network, NetworkHeader, PathHeader, Qpn, s
 use crate::engine::scheduler::Ticket;
 use crate::verbs::{AddressVector, Error, Pd, Port, Unreachable, best_in_vlan};
 
-/// What is known of a next hop.
+/// The state of a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hop {
     /// Its hardware address.
     Found(MacAddr),
-    /// It is being looked for.
+    /// It is being resolved.
     Sought(Ticket),
-    /// It was looked for in vain.
+    /// The resolution failed.
     Missing,
 }
 
 impl Hop {
-    /// The ticket of the search, if there is one.
+    /// The ticket of the resolution, if it is in progress.
     pub(crate) fn ticket(self) -> Option<Ticket> {
         match self {
             Hop::Sought(ticket) => Some(ticket),
@@ -26,16 +26,16 @@ impl Hop {
     }
 }
 
-/// The way of datagrams to one port: all that a work request need not say each time.
+/// The path of datagrams to one port: the fields that a work request need not repeat.
 #[derive(Clone, Copy)]
 pub(crate) struct AddressHandle {
     pub(crate) pd: Pd,
-    /// Where datagrams go.
+    /// The destination.
     pub(crate) gid: Gid,
     pub(crate) hop: Hop,
     header: PathHeader,
     flow_label: u32,
-    /// The socket's, where there is one; otherwise each pair of queue pairs has its own.
+    /// The socket's port, if there is one; otherwise each pair of queue pairs has its own.
     source_port: Option<u16>,
     /// Bytes of the longest datagram.
     pub(crate) max_payload: u32,
@@ -53,7 +53,7 @@ impl AddressHandle {
         AddressHandle { pd, gid, hop, header, flow_label, source_port, max_payload }
     }
 
-    /// The search for the next hop has ended.
+    /// The resolution of the next hop has ended.
     pub(crate) fn take_next_hop(&mut self, found: Result<MacAddr, Unreachable>) {
         self.hop = found.map_or(Hop::Missing, Hop::Found);
         if let Ok(mac) = found {
@@ -70,7 +70,7 @@ impl AddressHandle {
     }
 }
 
-/// The way back to where a datagram came from, by the first 40 bytes of its receive.
+/// The path back to the source of a datagram, from the first 40 bytes of its receive.
 pub(crate) fn reverse(
     port: &Port,
     area: &[u8; 40],
@@ -93,7 +93,7 @@ pub(crate) fn reverse(
         return Err(Error::invalid("grh", network.destination, expected));
     };
     let Network { flow_label, .. } = network;
-    // The mark of a switch is of the packet that came.
+    // The ECN bits belong to the received packet.
     let traffic_class = network.traffic_class & !Ecn::MASK;
     Ok(AddressVector { traffic_class, flow_label, ..AddressVector::new(network.source, sgid_index) })
 }

@@ -1,4 +1,4 @@
-//! What comes back to the sending half of a reliable connection (docs/protocol.md §4).
+//! Responses to the requester of a reliable connection (docs/protocol.md §4).
 
 use ferroce_wire::{Nak, Opcode, Operation, Packet, Position, Psn, Syndrome};
 
@@ -9,7 +9,7 @@ use crate::telemetry::counters::Counter;
 use crate::verbs::{QpState, SendOp, WcStatus};
 
 impl QueuePair {
-    /// Takes an ACK, a NAK, a READ response or an Atomic Acknowledge.
+    /// Processes an ACK, a NAK, a READ response or an Atomic Acknowledge.
     #[inline]
     pub(crate) fn receive_response(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
@@ -22,7 +22,7 @@ impl QueuePair {
             shared.count(Counter::StaleResponse);
             return;
         }
-        // READ Middle has no AETH, and can only be good news.
+        // READ Middle has no AETH, and only acknowledges.
         let syndrome = packet.aeth().map_or(Some(Syndrome::ACK), |aeth| aeth.syndrome());
         let Some(syndrome) = syndrome else {
             shared.count(Counter::IgnoredSyndrome);
@@ -31,7 +31,7 @@ impl QueuePair {
         if self.selective.is_some() {
             return self.receive_selective(shared, packet, psn, syndrome);
         }
-        // Whatever it says of `psn`, it says that everything before was executed.
+        // Whatever its syndrome, it acknowledges everything before `psn`.
         if !self.acknowledge_before(shared, psn) {
             return;
         }
@@ -68,8 +68,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes what lies before `psn`. A READ or atomic there whose data has not come gives a
-    /// loss away: then `false`, and the rest of the packet counts for nothing.
+    /// Completes the work requests before `psn`. If the data of a READ or atomic among them has not arrived, its response
+    /// was lost: then returns `false`, and the rest of the packet is ignored.
     #[inline]
     fn acknowledge_before(&mut self, shared: &mut Shared, psn: Psn) -> bool {
         let mut una = self.requester.una();
@@ -101,7 +101,7 @@ impl QueuePair {
         }
     }
 
-    /// `psn` lies in the oldest work request, which is a SEND or WRITE unless a response was lost.
+    /// `psn` is in the oldest work request, which is a SEND or WRITE unless a response was lost.
     fn take_acknowledge(&mut self, shared: &mut Shared, psn: Psn) {
         let Some(wqe) = self.sq.front() else { return };
         if wqe.kind.is_read_or_atomic {
@@ -140,7 +140,7 @@ impl QueuePair {
                 return;
             }
         };
-        // Data is taken in order only: `una` is the next packet that is missing.
+        // Data is accepted in order only: `una` is the next expected packet.
         if psn != self.requester.una() {
             self.on_implied_nak(shared);
             return;
@@ -175,9 +175,9 @@ impl QueuePair {
     }
 }
 
-/// Whether a READ response may stand where the request stands. A response to a resumed request may
-/// begin with First or Only, or go on with Middle and Last as rxe's does (docs/protocol.md §8), so only
-/// the very first packet of a READ and the last are told apart from the others. What is asked for in parts may end anywhere.
+/// Whether a READ response with this opcode is valid at this position of the request. A response to a resumed request may
+/// begin with First or Only, or continue with Middle and Last as rxe's does (docs/protocol.md §8), so only the first packet
+/// of a READ and the last are distinguished from the others. A request in parts may end anywhere.
 fn fits_place(opcode: Opcode, is_first: bool, is_final: bool, in_parts: bool) -> bool {
     match opcode.position() {
         Position::First => !is_final,

@@ -1,4 +1,4 @@
-//! Congestion control: who is told of marked packets, what a sender does that is told, and how it keeps to a rate.
+//! Congestion control: notifications for marked packets, the sender's reaction to them, and pacing.
 
 pub(crate) mod cnp;
 pub(crate) mod dcqcn;
@@ -18,33 +18,33 @@ use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{CongestionControl, Dcqcn, Error, ReactionState};
 
-/// Bytes that a frame has besides its payload, at most: Ethernet with a VLAN tag, IPv6, UDP, BTH, RETH and an immediate,
+/// The most bytes of a frame in addition to its payload: Ethernet with a VLAN tag, IPv6, UDP, BTH, RETH and an immediate,
 /// pad and ICRC.
 const HEADERS_MAX: u32 = 18 + 40 + 8 + 12 + 16 + 4 + 3 + 4;
 
-/// Changes of the rate that are followed one by one. Where there are more, what may be sent grows at the lower rate that
-/// there was before, and a queue pair is looked at again before it is due.
+/// The most changes of the rate that are computed individually. Beyond that the credit grows at the previous, lower rate,
+/// and the queue pair is checked again before it is due.
 const STEPS_MAX: u32 = 64;
 
 /// Destinations of datagrams that a queue pair remembers.
 const DESTINATIONS: usize = 64;
 
-/// The sender's half of congestion control: a queue pair that has it is paced, and obeys congestion notification packets.
+/// The reaction point: a queue pair with it is paced, and obeys congestion notification packets.
 pub(crate) struct Reaction {
     control: CongestionControl,
-    /// As it is before anything was sent.
+    /// The initial state.
     fresh: ReactionPoint,
     point: ReactionPoint,
     pacer: Pacer,
-    /// Bytes in front of a frame as the driver has it, which are on the wire as well.
+    /// Bytes of the link header that are not part of the driver's frames.
     link_header: u32,
-    /// Where datagrams went, each in the place that its address gives it, and a later one in place of an earlier; empty for
-    /// a connection.
+    /// The destinations of datagrams, each in a place derived from its address, where a later one replaces an earlier one;
+    /// empty for a connection.
     destinations: Box<[Gid]>,
 }
 
 impl Reaction {
-    /// Of a queue pair of this service, on a port of so many bit/s.
+    /// For a queue pair of this service, on a port with this rate in bit/s.
     pub(crate) fn new(
         service: Service,
         parameters: Dcqcn,
@@ -59,14 +59,14 @@ impl Reaction {
         Ok(Reaction { control, fresh, point, pacer, link_header, destinations })
     }
 
-    /// Nothing was sent yet, and payloads will have this size at most.
+    /// Returns to the initial state; payloads will have at most this size.
     pub(crate) fn restart(&mut self, path_mtu: PathMtu) {
         self.point = self.fresh.clone();
         self.pacer = Pacer::new(path_mtu.bytes() + HEADERS_MAX);
         self.destinations.fill(Gid::default());
     }
 
-    /// A datagram goes to `gid`, whose CNPs are obeyed from now on.
+    /// A datagram is sent to `gid`, whose CNPs are obeyed from now on.
     pub(crate) fn note_destination(&mut self, gid: Gid) {
         if let Some(place) = self.destinations.get_mut(place(gid)) {
             *place = gid;
@@ -90,12 +90,12 @@ impl Reaction {
         }
     }
 
-    /// When a frame may leave that had to wait.
+    /// When the waiting frame may leave.
     pub(crate) fn ready(&self) -> Nanos {
         self.pacer.ready()
     }
 
-    /// Carries out what was due at `now` or before; what may be sent grows at the rates that there were.
+    /// Executes all events due by `now`; the credit grows at the rates of each period.
     #[inline]
     fn advance(&mut self, now: Nanos) {
         for _ in 0..STEPS_MAX {
@@ -110,7 +110,7 @@ impl Reaction {
         self.point.advance(now);
     }
 
-    /// Whether a frame may leave. If not, [`ready`](Reaction::ready) says when.
+    /// Whether a frame may leave. If not, [`ready`](Reaction::ready) returns when.
     #[inline]
     fn admits(&mut self, now: Nanos) -> bool {
         self.advance(now);
@@ -122,7 +122,7 @@ impl Reaction {
         false
     }
 
-    /// When what is lacking will be there, at the rates to come if there is no CNP; or earlier, after many changes.
+    /// When the missing credit will be there, at the future rates without further CNPs; or earlier, after many changes.
     #[inline]
     fn due(&self, now: Nanos) -> Nanos {
         let lacking = self.pacer.lacking();
@@ -145,7 +145,7 @@ impl Reaction {
         now
     }
 
-    /// Whether the sender is so slow that packets which ask for an ACK only now and then would come after a timeout.
+    /// Whether the sender is so slow that the ACK timer could expire before a packet requests an ACK.
     pub(crate) fn is_slow(&self, packets: u32, timeout: Duration) -> bool {
         let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         self.pacer.takes_longer(2 * u64::from(packets), self.point.rate(), timeout)
@@ -158,7 +158,7 @@ fn place(Gid(bytes): Gid) -> usize {
 }
 
 impl QueuePair {
-    /// As [`transmit`](QueuePair::transmit), at the rate that congestion control allows.
+    /// As [`transmit`](QueuePair::transmit), at the rate of the congestion control.
     #[inline(never)]
     pub(crate) fn transmit_paced(
         &mut self,
@@ -168,7 +168,7 @@ impl QueuePair {
         let Some(reaction) = &mut self.reaction else { return Err(Wait::Nothing) };
         if !reaction.admits(shared.now) {
             let ready = reaction.ready();
-            // An acknowledgement is no data, and its peer waits for it. It must not overtake a response.
+            // An acknowledgement carries no data, and the peer waits for it. It must not overtake a response.
             if self.may_owe_response() {
                 return Err(Wait::At(ready.min(self.requester.deadline())));
             }
@@ -196,12 +196,12 @@ impl QueuePair {
         Ok(length)
     }
 
-    /// A congestion notification packet of the peer; to a queue pair of datagrams from anywhere.
+    /// Processes a congestion notification packet of the peer; for a queue pair of datagrams, of any destination.
     #[cold]
     pub(crate) fn receive_cnp(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Counter> {
         let source = packet.network().source;
         let reaction = self.reaction.as_mut().ok_or(Counter::RpCnpIgnored)?;
-        // A stranger must not set the rate. There is no address of a peer to compare with.
+        // A stranger must not set the rate. There is no peer address to compare with.
         if self.service == Service::Ud && reaction.destinations.get(place(source)) != Some(&source) {
             return Err(Counter::RpCnpIgnored);
         }

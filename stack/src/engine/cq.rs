@@ -9,24 +9,24 @@ pub(crate) struct CompletionQueue {
     ring: VecDeque<WorkCompletion>,
     capacity: usize,
     armed: Option<Notify>,
-    /// Woken by the completions that it was armed for: a completion channel.
+    /// Woken by the completions for which it was armed: a completion channel.
     pub(crate) waker: Option<Waker>,
-    /// It has overflowed; it takes nothing more.
+    /// It has overflowed; it accepts no more completions.
     failed: bool,
-    /// Queue pairs that complete here; it cannot be destroyed before them.
+    /// Queue pairs that use it; it can't be destroyed before them.
     pub(crate) users: u32,
 }
 
-/// What happened to a completion.
+/// The result of adding a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
-    /// It is in the queue.
+    /// It was added.
     Quietly,
-    /// It is in the queue, and the owner wants to know.
+    /// It was added, and the owner must be notified.
     Notify,
     /// There was no room, for the first time.
     Overflow,
-    /// The queue has overflowed before.
+    /// The queue had overflowed before.
     Lost,
 }
 
@@ -69,7 +69,7 @@ impl CompletionQueue {
         self.ring.pop_front()
     }
 
-    /// Takes the oldest into `room`, as many as it holds. Returns how many.
+    /// Moves the oldest completions into `room`, as many as fit. Returns their number.
     #[inline]
     pub(crate) fn pop_into(&mut self, room: &mut [WorkCompletion]) -> usize {
         let mut count = 0;
@@ -80,7 +80,7 @@ impl CompletionQueue {
         count
     }
 
-    /// Tells that there is a completion that it, which is `cq`, was armed for.
+    /// Reports a completion for which it, which is `cq`, was armed.
     #[cold]
     pub(crate) fn notify(&self, cq: Cq, events: &mut Events, counters: &mut Counters) {
         match &self.waker {
@@ -96,7 +96,7 @@ impl CompletionQueue {
     }
 
     pub(crate) fn arm(&mut self, notify: Notify) {
-        // Arming for any completion is the stronger wish and stays.
+        // Arming for any completion takes precedence and is kept.
         if self.armed != Some(Notify::Next) {
             self.armed = Some(notify);
         }
@@ -111,7 +111,7 @@ impl CompletionQueue {
         self.armed == Some(Notify::Solicited)
     }
 
-    /// How many more it takes.
+    /// How many more completions it can hold.
     pub(crate) fn room(&self) -> usize {
         self.capacity - self.ring.len()
     }
@@ -121,7 +121,7 @@ impl CompletionQueue {
         self.armed.take().is_some()
     }
 
-    /// Wakes who waits for what it was armed for, which does not come.
+    /// Wakes waiters for a completion that will not arrive.
     pub(crate) fn wake_waiting(&mut self) {
         if let Some(waker) = &self.waker
             && self.armed.take().is_some()
@@ -130,7 +130,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Forgets the completions of a destroyed or reset queue pair.
+    /// Removes the completions of a destroyed or reset queue pair.
     pub(crate) fn purge(&mut self, qp: Qp) {
         self.ring.retain(|wc| wc.qp != qp);
     }

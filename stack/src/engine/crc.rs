@@ -4,8 +4,7 @@ use ferroce_driver::{Crc32, Placed, Span, SpanMut};
 use ferroce_wire::icrc::{self, MASK_LEN};
 use ferroce_wire::{FrameBuilder, Piece};
 
-/// The driver's CRC-32 for the packets of `wire`, which has no `unsafe` and so no instructions that
-/// only some processors have.
+/// The driver's CRC-32 for the packets of `wire`, which has no `unsafe` code and so no processor-specific instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct Crc(Crc32);
 
@@ -32,7 +31,7 @@ impl icrc::Crc32 for Crc {
     }
 }
 
-/// Registered memory, which somebody may write meanwhile.
+/// Registered memory, which may be written meanwhile.
 impl Piece<Crc> for Span<'_> {
     #[inline(always)]
     fn len(self) -> usize {
@@ -55,7 +54,8 @@ impl Piece<Crc> for Span<'_> {
     }
 }
 
-/// Ends a frame whose payload goes to memory that another process has too. Returns what it has in front of it and behind.
+/// Completes a frame whose payload is written to memory shared with another process. Returns the lengths before and after
+/// it.
 pub(crate) fn fill_placed(
     crc: Crc,
     frame: FrameBuilder<'_>,
@@ -66,11 +66,11 @@ pub(crate) fn fill_placed(
     frame.fill(PlacingCrc { crc: icrc.then_some(crc), to: &to }, std::iter::once(payload))
 }
 
-/// [`Crc`] for a payload that is copied elsewhere than to its frame; or none, and only the copying.
+/// [`Crc`] for a payload that is copied to another place than its frame; or no CRC, and only the copy.
 #[derive(Clone, Copy)]
 struct PlacingCrc<'a> {
     crc: Option<Crc>,
-    /// Where the next piece goes.
+    /// The destination of the next piece.
     to: &'a Cell<SpanMut<'a>>,
 }
 
@@ -108,7 +108,7 @@ impl Piece<PlacingCrc<'_>> for Span<'_> {
         Span::copy_to(self, to);
     }
 
-    /// What is asked for of a payload that is apart.
+    /// For a payload at another place.
     #[inline]
     fn update(self, crc: PlacingCrc<'_>, register: u32) -> u32 {
         let (now, later) = crc.to.get().split_at(Span::len(self));
@@ -122,7 +122,7 @@ impl Piece<PlacingCrc<'_>> for Span<'_> {
         }
     }
 
-    /// What is asked for of one that is not.
+    /// For a payload in the frame.
     #[inline]
     fn copy(self, crc: PlacingCrc<'_>, register: u32, to: &mut [u8]) -> u32 {
         match crc.crc {

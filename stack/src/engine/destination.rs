@@ -1,4 +1,4 @@
-//! What may be in flight: of a queue pair, and of all that send to one destination.
+//! Packets in flight: of a queue pair, and of all queue pairs to one destination.
 
 use ferroce_wire::{Gid, Psn};
 
@@ -8,31 +8,30 @@ use crate::engine::qp::QueuePair;
 use crate::engine::requester::ACK_REQ_INTERVAL;
 use crate::engine::shared::Shared;
 
-/// What a queue pair may have in flight even if others have filled the window of its destination: so each goes
-/// on.
+/// The packets that a queue pair may have in flight even if others have filled the window of its destination, so that each
+/// makes progress.
 const LEAST: u32 = 4;
 
-/// The queue pairs to one destination whose peers may be gone have this part of its window together, besides.
+/// The fraction of a destination's window that all queue pairs whose peers may be gone share, in addition.
 const UNHEARD_PART: u32 = 4;
 
-/// What the go-back-N queue pairs to one destination have in flight together, in each direction. A way has one
-/// queue for all of them, so the window is the destination's: many queue pairs have no more in flight than one,
-/// but for [a few packets each](LEAST). Sized when created.
+/// The packets in flight of all go-back-N queue pairs to one destination, in each direction. A path has one queue for all
+/// of them, so the window is per destination: many queue pairs have no more in flight than one, except for [a few packets
+/// each](LEAST). Sized when created.
 pub(crate) struct Destinations {
-    /// Ordered by GID, each with its place in `traffic` and the number of its queue pairs.
+    /// Ordered by GID, each with its place in `traffic` and its number of queue pairs.
     places: Vec<(Gid, DestinationPlace, u32)>,
     /// By [`Class`].
     traffic: Box<[Traffic]>,
     free: Vec<DestinationPlace>,
 }
 
-/// What is in flight of one class.
+/// The packets in flight of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Traffic {
-    /// How many packets are missing to half of the window. Far below 0 where READs are in flight: as many as there
-    /// are queue pairs may take 2²³ packets each.
+    /// Half of the window minus the packets in flight. Far below 0 for READs: each queue pair may have 2²³ packets.
     room: i64,
-    /// The queue pairs that have such packets in flight.
+    /// The number of queue pairs with such packets in flight.
     senders: u32,
     window: u32,
 }
@@ -42,9 +41,8 @@ impl Traffic {
         Traffic { room: i64::from(window / 2), senders: 0, window }
     }
 
-    /// Whether a queue pair that has `own` packets in flight may send `wanted` more. Half of the window is for
-    /// whoever comes, the rest for those that have less than their share of the window: one that came early gives
-    /// back what is more.
+    /// Whether a queue pair that has `own` packets in flight may send `wanted` more. Half of the window is for any queue
+    /// pair, the rest for those that have less than their share of the window: an early one gives up the excess.
     #[inline(always)]
     fn admits(&self, own: u32, wanted: u32) -> bool {
         i64::from(wanted) <= self.room || self.admits_share(own, wanted)
@@ -62,12 +60,12 @@ impl Traffic {
     }
 }
 
-/// Where the packets go that the PSNs of a request stand for.
+/// The direction of the packets for which the PSNs of a request stand.
 #[derive(Clone, Copy)]
 pub(crate) enum Direction {
     /// To the destination.
     There,
-    /// From it: responses to READs and their like.
+    /// From it: responses to READs, atomics and the like.
     Back,
 }
 
@@ -80,18 +78,18 @@ impl Direction {
     }
 }
 
-/// How many classes of traffic a destination has: each [`Direction`], of those whose peers were heard and of those
-/// whose ACK timer has run out, and since then nothing was acknowledged. The peers of the latter may be gone.
+/// The number of classes of traffic per destination: for each [`Direction`], the queue pairs whose peers respond, and those
+/// without an acknowledgement since their ACK timer expired. The peers of the latter may be gone.
 const CLASSES: usize = 4;
 
-/// A destination as one queue pair has it: the place of the first of the two classes that it counts in.
+/// A queue pair's reference to a destination: the place of the first of its two classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DestinationPlace(u32);
 
 impl DestinationPlace {
     const UNHEARD: u32 = 2;
 
-    /// Of the queue pairs that share no window: they repeat selectively, or are not connected.
+    /// For queue pairs that share no window: they use selective repeat, or are not connected.
     pub(crate) const NONE: DestinationPlace = DestinationPlace(0);
 
     fn new(number: u32) -> DestinationPlace {
@@ -117,21 +115,21 @@ impl DestinationPlace {
     }
 }
 
-/// What counts together: the place of its traffic.
+/// A class: the place of its traffic.
 #[derive(Clone, Copy)]
 struct Class(usize);
 
 impl Destinations {
-    /// For `limit` queue pairs, with a window of so many packets for each destination.
+    /// For `limit` queue pairs, with a window of this many packets for each destination.
     pub(crate) fn new(limit: u32, window: u32) -> Destinations {
         let [heard, unheard] = [Traffic::new(window), Traffic::new(window / UNHEARD_PART)];
-        // Behind that of none.
+        // The first ones are for `NONE`.
         let traffic = [heard, heard, unheard, unheard].repeat(1 + limit as usize).into_boxed_slice();
         let free = (1..=limit).rev().map(DestinationPlace::new).collect();
         Destinations { places: Vec::with_capacity(limit as usize), traffic, free }
     }
 
-    /// One more queue pair sends to `gid`. There is room for as many destinations as there are queue pairs.
+    /// Adds a queue pair that sends to `gid`. There is room for as many destinations as queue pairs.
     pub(crate) fn join(&mut self, gid: Gid) -> Option<DestinationPlace> {
         match self.find(gid) {
             Ok(index) => {
@@ -147,7 +145,7 @@ impl Destinations {
         }
     }
 
-    /// A queue pair that has nothing in flight sends to `gid` no more.
+    /// Removes a queue pair that sends to `gid`, with nothing in flight.
     pub(crate) fn leave(&mut self, gid: Gid) {
         let Ok(index) = self.find(gid) else { return };
         let (_, place, users) = &mut self.places[index];
@@ -186,12 +184,12 @@ impl Destinations {
     }
 }
 
-/// What one queue pair has in flight.
+/// The packets in flight of one queue pair.
 #[derive(Clone, Copy)]
 pub(crate) struct Flight {
-    /// In each direction.
+    /// By direction.
     packets: [u32; 2],
-    /// The PSN after the newest that asks for an answer.
+    /// The PSN after the newest packet that requests an answer.
     asked: Psn,
 }
 
@@ -203,8 +201,8 @@ impl Flight {
 }
 
 impl QueuePair {
-    /// Whether a packet at `psn` that takes `wanted` PSNs may be in flight beside the others. A READ
-    /// needs room for its whole response, unless nothing else is in flight.
+    /// Whether a packet at `psn` that occupies `wanted` PSNs may be in flight in addition. A READ needs room for its whole
+    /// response, unless nothing else is in flight.
     #[inline]
     pub(crate) fn window_admits(&self, shared: &Shared, kind: &Kind, psn: Psn, wanted: u32) -> bool {
         let una = self.requester.una();
@@ -212,7 +210,7 @@ impl QueuePair {
             return selective.scoreboard.admits(una, psn, wanted);
         }
         let own = psn.distance(una).max(0) as u32 + wanted;
-        // One that waits has an answer coming, which tells it when to go on.
+        // A waiting queue pair expects an answer, after which it continues.
         own == wanted
             || own <= self.window
                 && (self.finds_room(shared, Direction::of(kind), wanted)
@@ -220,8 +218,8 @@ impl QueuePair {
                     || !self.awaits_answer())
     }
 
-    /// Whether a packet at `psn` asks for an answer: because it `asks` anyway, or because nothing more may be
-    /// sent behind it before it is acknowledged.
+    /// Whether a packet at `psn` must request an answer: because it `asks` anyway, or because no further packet may be sent
+    /// before it is acknowledged.
     #[inline]
     pub(crate) fn must_ask(&mut self, shared: &Shared, psn: Psn, asks: bool) -> bool {
         let una = self.requester.una();
@@ -231,18 +229,18 @@ impl QueuePair {
         if asks || self.reaction.as_ref().is_some_and(|reaction| self.asks_often(reaction)) {
             return true;
         }
-        // There must be room for this one and the next.
+        // There must be room for this packet and the next.
         let own = psn.distance(una) as u32 + 1;
         own == self.window
             || own >= LEAST && !self.awaits_answer() && !self.finds_room(shared, Direction::There, 2)
     }
 
-    /// Whether packets follow each other so slowly that the ACK timer would end before one of them asks.
+    /// Whether packets are sent so slowly that the ACK timer could expire before one of them requests an ACK.
     fn asks_often(&self, reaction: &Reaction) -> bool {
         self.requester.ack_timeout().is_some_and(|timeout| reaction.is_slow(ACK_REQ_INTERVAL, timeout))
     }
 
-    /// A packet was sent that takes `count` PSNs.
+    /// A packet that occupies `count` PSNs was sent.
     #[inline(always)]
     pub(crate) fn note_departure(
         &mut self,
@@ -261,8 +259,7 @@ impl QueuePair {
         shared.destinations.add(self.destination.class(direction), before, count);
     }
 
-    /// Everything before `una`, which is to be the oldest that is not acknowledged, is there. It all went in one
-    /// direction.
+    /// Everything before `una`, the new oldest unacknowledged PSN, has arrived. All of it was in one direction.
     #[inline]
     pub(crate) fn note_arrival(&mut self, shared: &mut Shared, direction: Direction, una: Psn) {
         if self.destination.is_unheard() {
@@ -277,7 +274,7 @@ impl QueuePair {
         }
     }
 
-    /// The peer is there: what is in flight counts among what others have.
+    /// The peer responds: its packets in flight are counted in the regular class.
     #[cold]
     fn note_heard(&mut self, shared: &mut Shared) {
         let (unheard, heard) = (self.destination, self.destination.heard());
@@ -291,14 +288,14 @@ impl QueuePair {
         }
     }
 
-    /// The ACK timer has run out: what was in flight counts as lost, and what follows counts apart until the peer
-    /// is heard.
+    /// The ACK timer has expired: packets in flight are considered lost, and further ones are counted separately until the
+    /// peer responds.
     pub(crate) fn note_silence(&mut self, shared: &mut Shared) {
         self.forget_in_flight(shared);
         self.destination = self.destination.unheard();
     }
 
-    /// The packet that was sent last is sent again: it is in flight once.
+    /// The last packet is retransmitted: it is in flight once.
     pub(crate) fn forget_newest(&mut self, shared: &mut Shared, direction: Direction) {
         let packets = &mut self.requester.flight.packets[direction as usize];
         if *packets > 0 {
@@ -307,7 +304,7 @@ impl QueuePair {
         }
     }
 
-    /// What is not acknowledged counts as lost, or does not matter any more.
+    /// Unacknowledged packets are considered lost, or are no longer relevant.
     pub(crate) fn forget_in_flight(&mut self, shared: &mut Shared) {
         let una = self.requester.una();
         let Flight { packets, .. } = std::mem::replace(&mut self.requester.flight, Flight::new(una));
@@ -319,15 +316,14 @@ impl QueuePair {
         }
     }
 
-    /// From now on its packets in flight count at `gid`.
+    /// From now on its packets in flight are counted for `gid`.
     pub(crate) fn join_destination(&mut self, shared: &mut Shared, gid: Gid) {
         if self.selective.is_none() {
             self.destination = shared.destinations.join(gid).unwrap_or(DestinationPlace::NONE);
         }
     }
 
-    /// Undoes [`join_destination`](QueuePair::join_destination), while nothing is in flight and the address is
-    /// still the one.
+    /// Reverses [`join_destination`](QueuePair::join_destination), while nothing is in flight and the address is unchanged.
     pub(crate) fn leave_destination(&mut self, shared: &mut Shared) {
         let left = std::mem::replace(&mut self.destination, DestinationPlace::NONE);
         if let Some(address) = self.address
@@ -344,24 +340,24 @@ impl QueuePair {
         traffic.admits(self.requester.flight.packets[direction as usize], wanted)
     }
 
-    /// What is in flight counts as lost: it brings no answer.
+    /// Packets in flight are considered lost: no answer is expected.
     pub(crate) fn await_no_answer(&mut self) {
         self.requester.flight.asked = self.requester.una();
     }
 
-    /// Whether a packet in flight asks for an answer.
+    /// Whether a packet in flight requests an answer.
     #[inline]
     pub(crate) fn awaits_answer(&self) -> bool {
         self.requester.flight.asked.distance(self.requester.una()) > 0
     }
 
-    /// Whether so little is in flight to the destination that it does not matter when it is acknowledged.
+    /// Whether so little is in flight to the destination that a late acknowledgement does no harm.
     pub(crate) fn is_quiet(&self, shared: &Shared) -> bool {
         let traffic = shared.destinations.traffic(self.destination.class(Direction::There));
         traffic.packets() < i64::from(traffic.window / 8)
     }
 
-    /// How many packets before `psn` are in flight behind the last that asks for an answer.
+    /// How many packets before `psn` are in flight after the last that requests an answer.
     pub(crate) fn unasked(&self, psn: Psn) -> i32 {
         let (asked, una) = (self.requester.flight.asked, self.requester.una());
         psn.distance(if asked.distance(una) > 0 { asked } else { una })
@@ -396,7 +392,7 @@ mod tests {
         assert_eq!(destinations.join(c), Some(first));
     }
 
-    /// As many of the longest READs as there may be queue pairs.
+    /// The longest READs of all queue pairs.
     #[test]
     fn the_packets_in_flight_to_a_destination_can_be_counted() {
         const LONGEST: u32 = 1 << 23;
@@ -411,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_that_came_early_gives_back_what_is_more_than_its_share() {
+    fn an_early_queue_pair_gives_up_more_than_its_share() {
         let traffic = |packets: i64, senders| Traffic { room: 256 - packets, senders, window: 512 };
         assert!(traffic(511, 1).admits(511, 1));
         assert!(!traffic(512, 1).admits(512, 1));

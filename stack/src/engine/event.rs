@@ -1,20 +1,20 @@
-//! Events that wait to be read.
+//! Unread events.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::verbs::{Ah, Config, Cq, Event, EventSource, Handle, Qp, Srq, Unreachable};
 
-/// Of each object, each kind of event once: there is a place for all that can wait, so none is ever without room.
+/// For each object, each kind of event is held once: there is room for all possible events, so none is lost.
 pub(crate) struct Events {
-    /// Of queue pairs, then of completion queues, of shared receive queues, of address handles, and of the port.
+    /// For queue pairs, then completion queues, shared receive queues, address handles, and the port.
     waiting: Box<[Waiting]>,
     first_cq: u32,
     first_srq: u32,
     first_ah: u32,
     port: u32,
-    /// The events that wait and say more than their object and kind, by place: each object has one at most.
+    /// Unread events with further fields, by place: each object has at most one.
     particular: HashMap<u32, Event>,
-    /// The objects with events, and some whose events were taken by object, each once.
+    /// The objects with events, and some whose events were already taken by object, each once.
     order: VecDeque<u32>,
 }
 
@@ -31,13 +31,13 @@ impl Events {
             first_srq,
             first_ah,
             port,
-            // One of the port; more as ways are set up in vain, one for each object at most. Packets add nothing.
+            // One for the port; more if paths can't be resolved, at most one per object. Packets add none.
             particular: HashMap::with_capacity(1),
             order: VecDeque::with_capacity(objects),
         }
     }
 
-    /// Returns whether it is news: `false` if the same waits already.
+    /// Adds an event. Returns `false` if it is already there.
     pub(crate) fn raise(&mut self, event: Event) -> bool {
         let (place, generation) = self.locate(event.source());
         let Some(waiting) = self.waiting.get_mut(place as usize) else { return false };
@@ -53,7 +53,7 @@ impl Events {
         is_news
     }
 
-    /// Takes the oldest of the object whose event is next.
+    /// Takes the oldest event of the next object.
     pub(crate) fn next(&mut self) -> Option<Event> {
         loop {
             let place = *self.order.front()?;
@@ -66,14 +66,14 @@ impl Events {
         }
     }
 
-    /// Takes the oldest of one object.
+    /// Takes the oldest event of one object.
     pub(crate) fn next_of(&mut self, source: EventSource) -> Option<Event> {
         let (place, generation) = self.locate(source);
         let is_its = self.waiting.get(place as usize)?.generation == generation;
         is_its.then(|| self.take(place)).flatten()
     }
 
-    /// Takes the event that there is no way to the peer, before others of the object.
+    /// Takes the event that there is no path to the peer, before others of the object.
     pub(crate) fn take_unreachable(&mut self, source: EventSource) -> Option<Unreachable> {
         let (place, generation) = self.locate(source);
         let waiting =
@@ -85,12 +85,12 @@ impl Events {
         }
     }
 
-    /// Whether there is one of the port.
+    /// Whether there is one for the port.
     pub(crate) fn has_pkey_violation(&self) -> bool {
         self.particular.contains_key(&self.port)
     }
 
-    /// Forgets the events of an object that is destroyed.
+    /// Removes the events of a destroyed object.
     pub(crate) fn forget(&mut self, source: EventSource) {
         let (place, _) = self.locate(source);
         if let Some(waiting) = self.waiting.get_mut(place as usize) {
@@ -135,7 +135,7 @@ impl Events {
     }
 }
 
-/// The events of a queue pair; their places here are their kinds.
+/// The events of a queue pair; the index is the kind.
 const QP_EVENTS: [fn(Qp) -> Event; 6] = [
     Event::QpFatal,
     Event::QpReqErr,
@@ -145,10 +145,10 @@ const QP_EVENTS: [fn(Qp) -> Event; 6] = [
     Event::QpLastWqeReached,
 ];
 
-/// The same of a completion queue.
+/// The events of a completion queue.
 const CQ_EVENTS: [fn(Cq) -> Event; 2] = [Event::Completion, Event::CqErr];
 
-/// The kind of what says more.
+/// The kind of events with further fields.
 const PARTICULAR: usize = 6;
 
 fn kind_of(event: &Event) -> usize {
@@ -167,10 +167,10 @@ fn kind_of(event: &Event) -> usize {
     }
 }
 
-/// The events of one object that wait. A queue pair has little room for it.
+/// The unread events of one object, kept small because there are many queue pairs.
 #[derive(Clone, Copy, Default)]
 struct Waiting {
-    /// Of the object that they are of; one that was there before it has left nothing.
+    /// The generation of their object; events of an earlier object in the slot are discarded.
     generation: u32,
     /// Three bits each, a kind plus one, the oldest lowest; and [`IN_ORDER`].
     kinds: u32,
@@ -191,7 +191,7 @@ impl Waiting {
         self.kinds &= IN_ORDER;
     }
 
-    /// Returns whether it does not wait yet.
+    /// Returns whether it was added, because it was not there yet.
     fn push(&mut self, kind: usize) -> bool {
         let (kind, mut shift) = (kind as u32 + 1, 0);
         loop {
@@ -211,7 +211,7 @@ impl Waiting {
         Some(kind as usize)
     }
 
-    /// Takes one out of the middle.
+    /// Removes one at any position.
     fn remove(&mut self, kind: usize) {
         let mut others = Waiting { generation: self.generation, kinds: self.kinds & IN_ORDER };
         while let Some(waits) = self.pop() {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_comes_back_as_it_was_and_the_queue_is_never_full() {
+    fn every_kind_is_returned_unchanged_and_the_queue_is_never_full() {
         let mut events = events();
         let [a, b] = [qp(0, 0), qp(1, 0)];
         let (cq, srq) = (Cq(Handle { index: 0, generation: 0 }), Srq(Handle { index: 0, generation: 0 }));
@@ -264,7 +264,7 @@ mod tests {
             let read: Vec<Event> = std::iter::from_fn(|| events.next()).collect();
             assert_eq!(read, all);
         }
-        // Whoever takes by object alone leaves nothing behind that grows.
+        // Reading only by object must not let the order grow.
         for n in 0..1000 {
             let event = QP_EVENTS[n % 6](a);
             assert!(events.raise(event));
@@ -274,9 +274,9 @@ mod tests {
         assert_eq!(events.next(), None);
     }
 
-    /// Each costs a look, however many others wait.
+    /// Each costs one step, however many others are unread.
     #[test]
-    fn events_that_say_more_come_back_in_their_order() {
+    fn events_with_fields_are_returned_in_order() {
         let count = 100_000;
         let mut events = Events::new(&Config { max_qps: count, ..Config::default() });
         let reason = Unreachable::Silent { peer: [10, 0, 0, 1].into() };
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn each_object_has_its_own_in_their_order() {
+    fn events_of_an_object_are_returned_in_order() {
         let mut events = events();
         let [a, b] = [qp(0, 3), qp(1, 0)];
         let raised = [Event::CommEst(a), Event::CommEst(b), Event::QpFatal(a), Event::SqDrained(b)];
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(events.next_of(b.into()), None);
         assert_eq!(events.next(), Some(Event::QpFatal(a)));
         assert_eq!(events.next(), None);
-        // A successor at the same place has none of them.
+        // A later object in the same slot has none of them.
         assert!(events.raise(Event::CommEst(a)));
         events.forget(a.into());
         assert!(events.raise(Event::QpReqErr(qp(0, 4))));

@@ -1,55 +1,52 @@
-//! Random numbers that name objects on the wire: queue pair numbers and remote keys.
+//! Random numbers that identify objects on the wire: queue pair numbers and remote keys.
 //!
-//! A peer that guesses must not learn anything from the numbers it knows, so they are drawn at
-//! random; a number that was given up stays unused for as long as possible, so that a late packet
-//! does not reach a successor (docs/protocol.md §9).
+//! A peer must not be able to guess numbers from those that it knows, so they are random; a retired number stays unused for
+//! as long as possible, so that a late packet does not reach a later object (docs/protocol.md §9).
 
 use std::collections::VecDeque;
 
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::RngCore;
 
-/// Keys that share their low bits.
+/// Keys per bucket.
 const BUCKET: usize = 8;
 
-/// What stands in the empty places of buckets. It is never drawn: it is in its bucket already, or that
-/// is full.
+/// The contents of empty places of buckets. It is never drawn: its own bucket already contains it, or is full.
 const VACANT: u32 = 0;
 
 #[derive(Clone, Copy)]
 struct Bucket<V> {
     keys: [u32; BUCKET],
-    /// `None` of a key that was given up.
+    /// `None` for a retired key.
     values: [Option<V>; BUCKET],
 }
 
-/// Keys to small values. Which bucket a key is in, all of its bits decide, for the caller may use only keys
-/// that are alike in some. Whoever looks a key up looks at all of its bucket, found or not, so that the time it
-/// takes tells a guesser nothing of the keys that there are. A key whose bucket is full is not
-/// drawn; at most half of the places are taken, so most buckets are not. The table grows with its keys: few
-/// contexts have many.
+/// A map from keys to small values. The bucket depends on all bits of a key, because a context may use only keys that are
+/// equal in some bits. A lookup examines the whole bucket, found or not, so that its time reveals nothing about existing
+/// keys. A key whose bucket is full is not drawn; at most half of the places are taken, so most buckets are not full. The
+/// table grows with its keys: most contexts have few.
 pub(crate) struct KeyTable<V> {
     buckets: Box<[Bucket<V>]>,
     /// Keys in the table, live and retired.
     taken: usize,
-    /// Oldest first.
+    /// The oldest first.
     retired: VecDeque<u32>,
-    /// How many retired keys are remembered.
+    /// The number of retired keys that are remembered.
     quarantine: usize,
     key_mask: u32,
-    /// What is left of a hash behind this many bits is the number of a bucket.
+    /// The bits of a hash from this one on are the number of the bucket.
     hash_shift: u32,
 }
 
-/// Buckets of a table without keys.
+/// Buckets of an empty table.
 const FIRST_BUCKETS: usize = 64;
 
-/// How many keys that were given up are remembered beside `capacity` live ones.
+/// The number of retired keys remembered in addition to `capacity` live ones.
 const fn quarantine(capacity: u32) -> u32 {
     if capacity > 4096 { capacity } else { 4096 }
 }
 
-/// How many keys must be usable, so that drawing one is a matter of a few attempts.
+/// The number of usable keys needed so that drawing one takes few attempts.
 pub(crate) const fn keys_needed(capacity: u32) -> u64 {
     2 * (capacity as u64 + quarantine(capacity) as u64)
 }
@@ -68,7 +65,7 @@ impl<V: Copy> KeyTable<V> {
         }
     }
 
-    /// The same with all the memory that it will ever have, for keys that are drawn while frames are handled.
+    /// The same with all memory allocated, for keys drawn during packet processing.
     pub(crate) fn at_full_size(mut self, capacity: u32) -> KeyTable<V> {
         while (self.buckets.len() * BUCKET) < 2 * (capacity as usize + self.quarantine + 1) {
             self.grow();
@@ -101,7 +98,7 @@ impl<V: Copy> KeyTable<V> {
         }
     }
 
-    /// Twice as many buckets. By one more bit of its hash each key of a bucket goes into one of two, so there is room
+    /// Doubles the number of buckets. One more bit of the hash distributes the keys of a bucket to two, so there is room
     /// for all.
     fn grow(&mut self) {
         let more = vacant(2 * self.buckets.len());
@@ -123,7 +120,7 @@ impl<V: Copy> KeyTable<V> {
         self.buckets[self.index(key)].values[place]
     }
 
-    /// Gives up a live key; it is not drawn again before `quarantine` others have been given up.
+    /// Retires a live key; it is not drawn again before `quarantine` others have been retired.
     pub(crate) fn retire(&mut self, key: u32) {
         let Some(place) = self.place(key, key) else { return };
         let index = self.index(key);
@@ -142,14 +139,14 @@ impl<V: Copy> KeyTable<V> {
     }
 
     fn index(&self, key: u32) -> usize {
-        // By the golden ratio's bits the keys that a context of a group draws, each so many-th, are spread evenly.
+        // Multiplying by the golden ratio distributes evenly the keys of a context of a group, which are every n-th number.
         (key.wrapping_mul(0x9e37_79b1) >> self.hash_shift) as usize
     }
 
-    /// Where `wanted` is in the bucket of `key`. It has no early end, whatever it finds.
+    /// The position of `wanted` in the bucket of `key`. It does not exit early.
     fn place(&self, key: u32, wanted: u32) -> Option<usize> {
         let keys = &self.buckets[self.index(key)].keys;
-        // All comparisons at once, as vector instructions do them.
+        // All comparisons at once, as vector instructions.
         let found: [u32; BUCKET] = std::array::from_fn(|place| u32::from(keys[place] == wanted) << place);
         let found = found.iter().fold(0, |all, one| all | one);
         (found != 0).then(|| found.trailing_zeros() as usize & (BUCKET - 1))
@@ -189,7 +186,7 @@ mod tests {
         }
     }
 
-    /// At each size: what is live and what is remembered is still there behind it.
+    /// At each size, live and retired keys are still found after growing.
     #[test]
     fn a_table_grows_with_its_keys() {
         let mut rng = ChaCha20Rng::seed_from_u64(5);
@@ -211,7 +208,7 @@ mod tests {
             }
         }
         assert_eq!(sizes, [64, 128, 256, 512, 1024, 2048, 4096, 8192]);
-        // No more than all that can be taken.
+        // No more keys than can be taken.
         for i in 0..1 << 17 {
             let key = table.insert(&mut rng, i, |_| true);
             table.retire(key);
@@ -228,15 +225,15 @@ mod tests {
         assert_eq!(table.buckets.len(), size, "it has grown");
     }
 
-    /// One of 256 contexts that share an address draws from each 512th number only.
+    /// One of 256 contexts that share an address draws only every 512th number.
     #[test]
-    fn keys_may_be_alike_in_their_low_bits() {
+    fn keys_may_have_equal_low_bits() {
         let mut rng = ChaCha20Rng::seed_from_u64(4);
         for (rest, divisor) in [(0, 2), (3, 16), (511, 512)] {
             let mut table = KeyTable::new(256, 24);
             let mut live = VecDeque::new();
             for i in 0..20_000u32 {
-                // 512 in a row without a place are no accident where at least half of the places are free.
+                // 512 failed attempts in a row are no accident if at least half of the places are free.
                 let mut attempts = 0;
                 let usable = |key: u32| {
                     attempts += u32::from(key % divisor == rest);
@@ -251,9 +248,9 @@ mod tests {
         }
     }
 
-    /// As full as it gets: all that can be live and all that is remembered, found and not found.
+    /// With the most live and retired keys, existing keys are found and others are not.
     #[test]
-    fn a_full_table_knows_all_its_keys() {
+    fn a_full_table_finds_all_its_keys() {
         let mut rng = ChaCha20Rng::seed_from_u64(3);
         let capacity = 8192;
         let mut table = KeyTable::new(capacity, 24);
@@ -269,11 +266,11 @@ mod tests {
         assert_eq!(all.len(), 2 * capacity as usize);
         assert!(live.iter().zip(0..).all(|(key, i)| table.get(*key) == Some(i)));
         assert!(retired.iter().all(|key| table.get(*key).is_none()));
-        // Neither what stands in empty places nor strangers are found.
+        // Neither the value of empty places nor other keys are found.
         assert_eq!((all.binary_search(&VACANT).is_err(), table.get(VACANT)), (true, None));
         let mut strangers = (0..=u32::MAX).step_by(4099).filter(|key| all.binary_search(key).is_err());
         assert!(strangers.all(|key| table.get(key).is_none()));
-        // Twice given up is given up once.
+        // Retiring a key twice counts once.
         retired.iter().for_each(|key| table.retire(*key));
         assert_eq!(table.retired.len(), capacity as usize);
     }

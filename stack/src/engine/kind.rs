@@ -1,4 +1,4 @@
-//! What the engine asks of an operation again and again, looked up once, when it is posted.
+//! Properties of an operation that the engine needs repeatedly, looked up once when it is posted.
 
 use ferroce_wire::{Opcode, Service};
 
@@ -6,24 +6,23 @@ use crate::verbs::{Error, SendOp, WcOpcode};
 
 /// The kind of an operation.
 pub(crate) struct Kind {
-    /// The RC opcodes of its packets by their [`Place`]. Local operations have no packet, and
-    /// datagrams no place.
+    /// The RC opcodes of its packets by their [`Place`]. Local operations have no packet, and datagrams no place.
     pub(crate) opcodes: Option<[Opcode; 4]>,
     pub(crate) wc_opcode: WcOpcode,
-    /// A bit for each service that has it.
+    /// A bit for each service that supports it.
     services: u8,
     /// Its packets carry the bytes of the message.
     pub(crate) has_payload: bool,
-    /// Bytes of the message, if it must have just so many.
+    /// The required length of the message in bytes, if there is one.
     pub(crate) length: Option<u32>,
-    /// READ, atomics, FLUSH and ATOMIC WRITE: the responder answers with more than an ACK, and keeps a
-    /// resource for each.
+    /// READ, atomics, FLUSH and ATOMIC WRITE: the responder answers with more than an ACK, and uses a responder resource
+    /// for each.
     pub(crate) is_read_or_atomic: bool,
     pub(crate) is_read: bool,
     pub(crate) is_atomic: bool,
-    /// Nothing of it is on the wire.
+    /// It sends no packet.
     pub(crate) is_local: bool,
-    /// The peer's application learns of it, by an event if that is solicited.
+    /// The peer's application is notified, by an event if it is solicited.
     pub(crate) notifies: bool,
 }
 
@@ -44,7 +43,7 @@ impl Kind {
         self.services >> service as u8 & 1 != 0
     }
 
-    /// READ and atomics: what they bring goes to local memory.
+    /// READ and atomics: the data of the response is written to local memory.
     pub(crate) fn writes_local_memory(&self) -> bool {
         self.is_read || self.is_atomic
     }
@@ -55,7 +54,7 @@ impl Kind {
 }
 
 impl SendOp {
-    /// That a queue pair of this service does not have the operation.
+    /// The error that a queue pair of this service does not support the operation.
     #[cold]
     pub(crate) fn not_on(&self, service: Service) -> Error {
         let expected = match service {
@@ -138,7 +137,7 @@ const fn write(last: Opcode, only: Opcode) -> Kind {
     }
 }
 
-/// A request of one packet that has an answer of its own.
+/// A request of one packet that has its own response.
 const fn explicit(opcode: Opcode, wc_opcode: WcOpcode) -> Kind {
     Kind {
         opcodes: Some([opcode; 4]),

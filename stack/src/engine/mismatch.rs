@@ -1,4 +1,4 @@
-//! Finding out what the two ends of a connection were told differently.
+//! Detection of differing parameters at the two ends of a connection.
 
 use ferroce_wire::{Opcode, Operation, Packet, PayloadRule, Service};
 
@@ -7,7 +7,7 @@ use crate::engine::responder::RequestRefusal;
 use crate::verbs::Mismatch;
 
 impl QueuePair {
-    /// The first one is kept: what follows from it says less.
+    /// The first one is kept, because later ones may be its consequences.
     #[cold]
     pub(crate) fn note(&mut self, mismatch: Mismatch) {
         self.mismatch.get_or_insert(mismatch);
@@ -21,7 +21,7 @@ impl QueuePair {
         }
     }
 
-    /// A request that has no place here: for want of a right, or for another reason.
+    /// A request that is not valid here: for lack of a right, or for another reason.
     #[cold]
     pub(crate) fn out_of_place(&mut self, packet: &Packet<'_>) -> RequestRefusal {
         let opcode = packet.opcode;
@@ -32,14 +32,14 @@ impl QueuePair {
         RequestRefusal::Invalid
     }
 
-    /// A packet whose lengths do not fit each other, or the path MTU.
+    /// A packet whose lengths do not match each other, or the path MTU.
     #[cold]
     pub(crate) fn misfit(&mut self, packet: &Packet<'_>) -> RequestRefusal {
         self.note_length(packet);
         RequestRefusal::Invalid
     }
 
-    /// A packet whose payload may not be of that length here.
+    /// A packet with an invalid payload length.
     #[cold]
     pub(crate) fn note_length(&mut self, packet: &Packet<'_>) {
         let (rule, payload) = (packet.opcode.payload(), packet.payload.len());

@@ -18,40 +18,40 @@ pub(crate) struct MemoryRegion {
     pub(crate) access: Access,
     pub(crate) iova: u64,
     rkey: RKey,
-    /// The key was invalidated: local use goes on, remote use does not.
+    /// The key was invalidated: local use continues, remote use does not.
     pub(crate) revoked: bool,
-    /// Outstanding work requests that name the region.
+    /// Outstanding work requests that refer to the region.
     pins: u32,
-    /// Memory windows that are bound to it.
+    /// Memory windows bound to it.
     pub(crate) windows: u32,
-    /// What copies to and from it, for memory of a device.
+    /// The copier for device memory.
     copier: Option<u8>,
 }
 
-/// The next bytes of a list of pieces: in memory of the host, or of one device.
+/// The next bytes of a list of pieces: in host memory, or in memory of one device.
 #[expect(clippy::large_enum_variant, reason = "it is looked at where it is made, and kept nowhere")]
 pub(crate) enum Source<'a> {
     Host(Span<'a>),
-    /// With what copies for it.
+    /// The copier, and the pieces.
     Device(u8, ArrayVec<Piece<'a>, MAX_PIECES>),
 }
 
-/// What a remote key names, by index.
+/// The object of a remote key, by index.
 #[derive(Clone, Copy)]
 pub(crate) enum Named {
     Region(u32),
     Window(u32),
 }
 
-/// A work request names memory that it may not use.
+/// A work request refers to memory that it may not use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LocalProtection;
 
-/// A packet names memory that it may not use; which rule it breaks is nobody's business.
+/// A packet refers to memory that it may not use; the peer is not told which rule it violates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteAccess;
 
-/// A range of a region that a packet or a work request may use, checked.
+/// A checked range of a region that a packet or a work request may use.
 #[derive(Clone, Copy)]
 pub(crate) struct Granted {
     index: u32,
@@ -75,12 +75,12 @@ impl Granted {
 pub(crate) struct MemoryRegions {
     pub(crate) slab: Slab<MemoryRegion>,
     pub(crate) windows: Slab<MemoryWindow>,
-    /// The window that was bound last, by the queue pair's slot modulo their number; bindings lead to those before it.
+    /// The window bound last, by the queue pair's slot modulo the length; bindings link to earlier ones.
     pub(crate) bound_last: Box<[Option<u32>]>,
     pub(crate) keys: KeyTable<Named>,
 }
 
-/// What a key opens: the bytes `range` of the region at `index`.
+/// The range of a key: the bytes `range` of the region at `index`.
 struct Reach<'a> {
     index: u32,
     region: &'a MemoryRegion,
@@ -96,7 +96,7 @@ impl MemoryRegions {
             slab: Slab::new(regions, generation),
             windows: Slab::new(windows, generation),
             bound_last: vec![None; qps.min(windows).max(1) as usize].into(),
-            // A bind draws a key while frames are handled.
+            // A bind draws a key during packet processing.
             keys: if windows > 0 { keys.at_full_size(most) } else { keys },
         }
     }
@@ -117,7 +117,7 @@ impl MemoryRegions {
             let rkey = RKey::new(keys.insert(rng, Named::Region(handle.index), |_| true));
             MemoryRegion { memory, pd, access, iova, rkey, revoked: false, pins: 0, windows: 0, copier }
         });
-        // There is room: `check_registration` has looked.
+        // There is room: `check_registration` has checked it.
         handle.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
     }
 
@@ -138,7 +138,7 @@ impl MemoryRegions {
             return Err(busy(mr, users));
         }
         if region.memory.is_pinned() {
-            // Or peers could put it off for ever.
+            // Otherwise peers could delay it forever.
             region.revoked = true;
             return Err(busy(mr, region.still_used()));
         }
@@ -193,12 +193,12 @@ impl MemoryRegions {
         self.slab.iter().any(|region| region.pd == pd) || self.windows.iter().any(|window| window.pd == pd)
     }
 
-    /// Whether a region is of the device that this copies for.
+    /// Whether a region is memory of this copier's device.
     pub(crate) fn uses_copier(&self, copier: u8) -> bool {
         self.slab.iter().any(|region| region.copier == Some(copier))
     }
 
-    /// Whether some of the pieces are memory of a device.
+    /// Whether some of the pieces are device memory.
     pub(crate) fn has_device(&self, sges: &[Sge]) -> bool {
         sges.iter().any(|sge| self.copier_of(sge).is_some())
     }
@@ -207,7 +207,7 @@ impl MemoryRegions {
         self.slab.get(sge.mr.0)?.copier
     }
 
-    /// Of how many devices some of the pieces are memory.
+    /// The number of devices whose memory is among the pieces.
     pub(crate) fn devices(&self, sges: &[Sge]) -> usize {
         let is_first =
             |(index, of): &(usize, u8)| !sges[..*index].iter().any(|sge| self.copier_of(sge) == Some(*of));
@@ -215,7 +215,7 @@ impl MemoryRegions {
         copiers.filter(is_first).count()
     }
 
-    /// Notes that a work request names these pieces.
+    /// Records that a work request refers to these pieces.
     #[inline]
     pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<(), Error> {
         for (n, sge) in sges.iter().enumerate() {
@@ -228,7 +228,7 @@ impl MemoryRegions {
         Ok(())
     }
 
-    /// Notes that a work request that named these pieces is done.
+    /// Records that a work request with these pieces is done.
     #[inline]
     pub(crate) fn unpin(&mut self, sges: &[Sge]) {
         for sge in sges {
@@ -251,25 +251,25 @@ impl MemoryRegions {
         if sges.iter().all(fine) { Ok(()) } else { Err(LocalProtection) }
     }
 
-    /// The `len` bytes of `sges` from byte `skip` of them on, piece by piece. They passed
-    /// [`check_local`](Self::check_local) and are pinned since.
+    /// The `len` bytes of `sges` from byte `skip` on, piece by piece. They passed [`check_local`](Self::check_local) and
+    /// are pinned since.
     pub(crate) fn pieces<'a>(&'a self, sges: &'a [Sge], skip: u32, len: u32) -> Pieces<'a> {
         Pieces { mrs: self, sges: sges.iter(), skip: skip as usize, left: len as usize }
     }
 
-    /// The same bytes of a list of one, without the machinery for several; `None` if it has fewer.
+    /// The same bytes of a list with one piece, at less cost; `None` if it has fewer.
     #[inline(always)]
     pub(crate) fn piece(&self, sge: &Sge, skip: u32, len: u32) -> Option<Span<'_>> {
         self.slab.get(sge.mr.0)?.memory.span(sge.offset.checked_add(skip.into())?, len as usize)
     }
 
-    /// The bytes of a range, if a port may send them from where they are.
+    /// The bytes of a range, if a port may send them in place.
     pub(crate) fn payload(&self, range: Granted) -> Option<Payload<'_>> {
         self.slab.at(range.index)?.memory.payload(range.start, range.len)
     }
 
-    /// Copies `data` to the pieces, from byte `skip` of them on. They passed [`check_local`](Self::check_local). Returns
-    /// whether all of it was copied: memory of a device the CPU does not reach.
+    /// Copies `data` to the pieces, from byte `skip` on. They passed [`check_local`](Self::check_local). Returns whether
+    /// all of it was copied: the CPU can't access device memory.
     #[must_use]
     pub(crate) fn scatter(&mut self, sges: &[Sge], skip: u32, data: &[u8]) -> bool {
         let mut whole = true;
@@ -284,8 +284,8 @@ impl MemoryRegions {
         whole
     }
 
-    /// The next bytes of the pieces from byte `skip` on, `len` at most: so many of memory of the host, or of one device.
-    /// `None` if the region is gone.
+    /// The next bytes of the pieces from byte `skip` on, at most `len`, of host memory or of one device. `None` if the
+    /// region is gone.
     pub(crate) fn next_source<'a>(&'a self, sges: &[Sge], skip: u32, len: usize) -> Option<Source<'a>> {
         let mut found: Option<(u8, ArrayVec<Piece<'a>, MAX_PIECES>)> = None;
         for (mr, offset, len) in parts(sges, skip, len) {
@@ -304,38 +304,38 @@ impl MemoryRegions {
         found.map(|(copier, pieces)| Source::Device(copier, pieces))
     }
 
-    /// The first bytes of a grant of a device's memory, `most` at most.
+    /// The first bytes of a grant of device memory, at most `most`.
     pub(crate) fn granted_source(&self, grant: Granted, most: usize) -> Option<Source<'_>> {
         let region = self.slab.at(grant.index)?;
         let piece = region.memory.piece(grant.start, grant.len.min(most)).ok()?;
         Some(Source::Device(region.copier?, [piece].into_iter().collect()))
     }
 
-    /// Where the bytes of a grant are.
+    /// The place of a grant's bytes.
     pub(crate) fn place_of(&self, grant: Granted) -> Option<LandingPlace> {
         let copier = self.slab.at(grant.index)?.copier;
         Some(LandingPlace { region: grant.index, copier, offset: grant.start })
     }
 
-    /// Where a byte of a region is.
+    /// The place of a byte of a region.
     pub(crate) fn place_at(&self, mr: Mr, offset: u64) -> Option<LandingPlace> {
         let copier = self.slab.get(mr.0)?.copier;
         Some(LandingPlace { region: mr.0.index, copier, offset })
     }
 
-    /// A share in the memory of a region.
+    /// A reference to the memory of a region.
     pub(crate) fn hold(&self, region: u32) -> Option<Held> {
         Some(self.slab.at(region)?.memory.hold())
     }
 
-    /// Writes to memory of the host.
+    /// Writes to host memory.
     pub(crate) fn write_at(&mut self, region: u32, offset: u64, bytes: &[u8]) {
         let written =
             self.slab.at_mut(region).is_some_and(|region| region.memory.write_by_cpu(offset, bytes));
         debug_assert!(written, "held since it was granted");
     }
 
-    /// The index of the region that a key names, or whose window it does.
+    /// The index of the region of a key, or of its window.
     pub(crate) fn region_of(&self, rkey: RKey) -> Option<u32> {
         match self.keys.get(rkey.value())? {
             Named::Region(index) => Some(index),
@@ -343,12 +343,12 @@ impl MemoryRegions {
         }
     }
 
-    /// Whether something is still on its way to or from the memory of a device.
+    /// Whether copies to or from the device memory are outstanding.
     pub(crate) fn is_copied(&mut self, region: u32) -> bool {
         self.slab.at_mut(region).is_some_and(|region| region.copier.is_some() && region.memory.is_pinned())
     }
 
-    /// Bytes of a region of a device.
+    /// Bytes of a region in device memory.
     pub(crate) fn device_piece(&self, region: u32, offset: u64, len: usize) -> Option<Piece<'_>> {
         self.slab.at(region)?.memory.piece(offset, len).ok()
     }
@@ -373,7 +373,7 @@ impl MemoryRegions {
         Ok(Granted { index, start, len: len as usize })
     }
 
-    /// Whether a packet for `qp` of `pd` may use all that a key opens with `access`.
+    /// Whether a packet for `qp` of `pd` may use the whole range of a key with `access`.
     pub(crate) fn grant_whole(&self, pd: Pd, qp: Qp, rkey: RKey, access: Access) -> Result<(), RemoteAccess> {
         self.reach(pd, qp, rkey, access).map(drop)
     }
@@ -390,7 +390,7 @@ impl MemoryRegions {
                 (Reach { index, region, range: 0..region.memory.len() as u64 }, region.access)
             }
             Named::Window(index) => {
-                // The queue pair bound it, so it is of its protection domain.
+                // The queue pair bound it, so it is in its protection domain.
                 let window = self.opened(index, qp)?;
                 let (index, range) = (window.region, window.range.clone());
                 (Reach { index, region: at(index)?, range }, window.access)
@@ -405,16 +405,16 @@ impl MemoryRegions {
         self.slab.at(grant.index)?.memory.span(grant.start, grant.len)
     }
 
-    /// Copies `data`, no longer than it, to the start of a grant that was made for this packet. Returns whether it was
-    /// copied: memory of a device the CPU does not reach.
+    /// Copies `data` to the start of a grant for this packet, which is at least as long. Returns whether it was copied: the
+    /// CPU can't access device memory.
     #[must_use]
     #[inline(always)]
     pub(crate) fn write(&mut self, grant: Granted, data: &[u8]) -> bool {
         self.slab.at_mut(grant.index).is_some_and(|region| region.memory.write_by_cpu(grant.start, data))
     }
 
-    /// Changes the word of a grant that was made for this packet, at once; returns what was there. `None` if it is not
-    /// aligned in memory that several reach: of a region for atomics (`check_words`) each aligned address is.
+    /// Changes the word of a grant for this packet atomically; returns the previous value. `None` if it is not aligned in
+    /// memory that others access: in a region for atomics (`check_words`) each aligned address is a word.
     pub(crate) fn change_word(
         &mut self,
         grant: Granted,
@@ -457,7 +457,7 @@ impl MemoryRegions {
 pub(crate) struct Pieces<'a> {
     mrs: &'a MemoryRegions,
     sges: std::slice::Iter<'a, Sge>,
-    /// Bytes before the first that is wanted.
+    /// Bytes before the first wanted one.
     skip: usize,
     left: usize,
 }
@@ -483,7 +483,7 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-/// Atomics of peers must be of words of memory, where others could see half of one. A window may grant them too.
+/// Checks that atomics of peers use whole words of memory if others could see half of one. A window may grant them too.
 /// REMOTE_WRITE alone is not refused: WRITEs need no words, and most peers send no ATOMIC WRITE.
 pub(crate) fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
     if memory.kind() == MemoryKind::Device {
@@ -506,13 +506,13 @@ pub(crate) fn invalid(mr: Mr) -> Error {
     Error::invalid_handle("MR", mr.0)
 }
 
-/// What `map_err` takes, of memory that can't be reached so.
+/// An argument for `map_err`, for memory that can't be accessed in this way.
 pub(crate) fn refused(mr: Mr) -> impl Fn(MemoryError) -> Error {
     move |source| Error::Region { handle: format!("{:?}", mr.0), source }
 }
 
 impl MemoryRegion {
-    /// What has a share in its memory: the work requests are done, these are not.
+    /// What still refers to its memory, after all work requests are done.
     fn still_used(&self) -> &'static str {
         match self.copier {
             // Its frames are in the port's ring.
@@ -526,7 +526,7 @@ pub(crate) fn busy(mr: Mr, users: impl Into<String>) -> Error {
     Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users: users.into() }
 }
 
-/// The parts of `sges` that hold the bytes `skip..skip + len` of the list: the region, the offset there, and how many bytes.
+/// The parts of `sges` with the bytes `skip..skip + len` of the list: the region, the offset in it, and the length.
 #[inline(always)]
 pub(crate) fn parts(sges: &[Sge], skip: u32, len: usize) -> impl Iterator<Item = (Mr, u64, usize)> {
     let (mut skip, mut left) = (skip as usize, len);

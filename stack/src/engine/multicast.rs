@@ -1,6 +1,6 @@
 use ferroce_wire::Gid;
 
-/// Which UD queue pairs hear which groups, ordered by group. Sized when created.
+/// The UD queue pairs attached to each group, ordered by group. Sized when created.
 pub(crate) struct MulticastGroups {
     attachments: Vec<(Gid, u32)>,
     limit: usize,
@@ -19,7 +19,7 @@ impl MulticastGroups {
         self.attachments.len() == self.limit
     }
 
-    /// Attaches the queue pair in slot `index`, once however often.
+    /// Attaches the queue pair in slot `index`; repeated calls have no effect.
     pub(crate) fn attach(&mut self, group: Gid, index: u32) {
         if let Err(place) = self.find(group, index) {
             self.attachments.insert(place, (group, index));
@@ -40,12 +40,12 @@ impl MulticastGroups {
         self.members(group).next().is_some()
     }
 
-    /// How many groups the queue pair in slot `index` is attached to.
+    /// The number of groups to which the queue pair in slot `index` is attached.
     pub(crate) fn groups_of(&self, index: u32) -> usize {
         self.attachments.iter().filter(|(_, member)| *member == index).count()
     }
 
-    /// The slots of the queue pairs that hear `group`.
+    /// The slots of the queue pairs attached to `group`.
     pub(crate) fn members(&self, group: Gid) -> impl Iterator<Item = u32> {
         let start = self.attachments.partition_point(|(gid, _)| gid.0 < group.0);
         let rest = self.attachments[start..].iter();
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_of_a_group_and_no_others() {
+    fn groups_have_exactly_their_members() {
         let [a, b, c] = [1, 2, 3].map(|n| Gid::from_ipv4([239, 0, 0, n].into()));
         let mut groups = MulticastGroups::new(4);
         for (group, index) in [(b, 7), (a, 7), (b, 2), (b, 7)] {

@@ -1,7 +1,7 @@
-//! Memory windows of type 2B (IBA 10.6.7.2): a range of a region, opened to the peer of one queue
-//! pair for as long as the application likes, without a registration.
+//! Memory windows of type 2B (IBA 10.6.7.2): they grant a range of a region to the peer of one queue pair, without a
+//! registration.
 //!
-//! Regions and windows share the table of keys, so a packet's key is looked up once.
+//! Regions and windows share the key table, so a packet's key is looked up once.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use rand_chacha::ChaCha20Rng;
 use crate::engine::mr::{MemoryRegions, Named, RemoteAccess, check_words};
 use crate::verbs::{Access, Error, Mr, Mw, Pd, Qp, RemoteMemory};
 
-/// What a bind opens: the fields of [`SendOp::BindMw`](crate::SendOp::BindMw).
+/// The parameters of a bind: the fields of [`SendOp::BindMw`](crate::SendOp::BindMw).
 #[derive(Clone, Copy)]
 pub(crate) struct MwBind {
     pub(crate) mw: Mw,
@@ -21,7 +21,7 @@ pub(crate) struct MwBind {
     pub(crate) access: Access,
 }
 
-/// A bind that one of the rules forbids; which, verbs do not tell.
+/// A bind that violates a rule; the status does not report which.
 pub(crate) struct BindRefused;
 
 pub(crate) struct MemoryWindow {
@@ -29,7 +29,7 @@ pub(crate) struct MemoryWindow {
     binding: Option<Binding>,
 }
 
-/// What a bound window opens, and to whom.
+/// The range of a bound window, and its queue pair.
 pub(crate) struct Binding {
     pub(crate) qp: Qp,
     pub(crate) access: Access,
@@ -38,12 +38,12 @@ pub(crate) struct Binding {
     /// Bytes of the region.
     pub(crate) range: Range<u64>,
     rkey: RKey,
-    /// In the list that `qp` is in: the one bound after this and the one before.
+    /// Links of the list of `qp`: the window bound after this one and the one before.
     later: Option<u32>,
     earlier: Option<u32>,
 }
 
-/// What can be said of the range and the rights of any window.
+/// Checks the range and the rights of any window.
 pub(crate) fn check_rights(access: Access, length: u64) -> Result<(), Error> {
     let grantable = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
     if !grantable.contains(access) {
@@ -78,12 +78,12 @@ impl MemoryRegions {
         Ok(remote)
     }
 
-    /// The index of the region of a window that is bound.
+    /// The index of the region of a bound window.
     pub(crate) fn region_of_window(&self, index: u32) -> Option<u32> {
         Some(self.windows.at(index)?.binding.as_ref()?.region)
     }
 
-    /// What can be said of a bind before its turn comes.
+    /// The checks of a bind when it is posted.
     pub(crate) fn check_bind(&self, bind: &MwBind) -> Result<(), Error> {
         let MwBind { mw, mr, length, access, .. } = *bind;
         check_rights(access, length)?;
@@ -111,7 +111,7 @@ impl MemoryRegions {
         } else {
             Access::MW_BIND
         };
-        // C10-72 to C10-75, and o10-37.2.30: what is bound must be invalidated first.
+        // C10-72 to C10-75, and o10-37.2.30: a bound window must be invalidated first.
         let allowed = window.binding.is_none()
             && window.pd == pd
             && region.pd == pd
@@ -133,13 +133,13 @@ impl MemoryRegions {
         Ok(())
     }
 
-    /// What the window in this slot opens to `qp`. To others it is not there.
+    /// The binding of the window in this slot for `qp`. For others there is none.
     pub(crate) fn opened(&self, index: u32, qp: Qp) -> Result<&Binding, RemoteAccess> {
         let binding = self.windows.at(index).and_then(|window| window.binding.as_ref());
         binding.filter(|binding| binding.qp == qp).ok_or(RemoteAccess)
     }
 
-    /// Ends what the window in this slot opens, if it is bound. Its key comes back late.
+    /// Ends the binding of the window in this slot, if it is bound. Its key is reused late.
     pub(crate) fn unbind(&mut self, index: u32) {
         let binding = self.windows.at_mut(index).and_then(|window| window.binding.take());
         if let Some(Binding { qp, region, rkey, later, earlier, .. }) = binding {
@@ -157,7 +157,7 @@ impl MemoryRegions {
         }
     }
 
-    /// A queue pair that ends takes its windows with it.
+    /// Unbinds the windows of a queue pair that ends.
     pub(crate) fn unbind_windows_of(&mut self, qp: Qp) {
         let mut next = self.bound_last[self.list_of(qp)];
         while let Some((index, binding)) = next.and_then(|index| Some((index, self.binding_mut(index)?))) {
@@ -168,7 +168,7 @@ impl MemoryRegions {
         }
     }
 
-    /// Which list the windows of a queue pair are in.
+    /// The list with the windows of a queue pair.
     fn list_of(&self, qp: Qp) -> usize {
         qp.0.index as usize % self.bound_last.len()
     }
@@ -191,12 +191,12 @@ mod tests {
     use super::*;
     use crate::verbs::{Config, Handle};
 
-    /// Binds, ends of bindings and of queue pairs in any order, beside a list of what is bound to whom.
+    /// Binds, ends of bindings and of queue pairs in any order, compared with a list of all bindings.
     #[test]
-    fn a_queue_pair_takes_its_own_windows_with_it_and_all_of_them() {
+    fn exactly_the_windows_of_a_queue_pair_are_unbound() {
         let mut random = ChaCha20Rng::seed_from_u64(1);
         let mut mrs = MemoryRegions::new(&Config::default().max_mrs(1).max_mws(32).max_qps(4), 0);
-        // Of the four queue pairs two are in one list.
+        // Two of the four queue pairs are in one list.
         mrs.bound_last = vec![None; 3].into();
         let pd = Pd(Handle { index: 0, generation: 0 });
         let access = Access::MW_BIND;

@@ -1,6 +1,5 @@
-//! The answers to READs, atomics, FLUSHes and ATOMIC WRITEs: those that are owed, and those that
-//! were sent and are kept, so that a duplicate of a request can be answered without executing it
-//! again (docs/protocol.md §5).
+//! The responses to READs, atomics, FLUSHes and ATOMIC WRITEs: those that are owed, and those that were sent and are kept,
+//! so that a duplicate request can be answered without executing it again (docs/protocol.md §5).
 
 use std::collections::VecDeque;
 
@@ -13,15 +12,15 @@ pub(crate) struct Outcome {
     pub(crate) msn: u32,
     pub(crate) answer: Answer,
     under_way: Part,
-    /// The packet to be sent next.
+    /// The next packet to send.
     next: u32,
-    /// All of it was sent once: what is owed now, if anything, answers a duplicate.
+    /// All of it was sent once: if it is owed now, it answers a duplicate.
     answered: bool,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum Answer {
-    /// From memory, as it is when it is sent.
+    /// From memory, as of the time when it is sent.
     Read {
         va: u64,
         rkey: RKey,
@@ -34,17 +33,17 @@ pub(crate) enum Answer {
     Done,
 }
 
-/// The packets of an outcome that are sent in one go.
+/// The packets of an outcome that are to be sent.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     start: u32,
     end: u32,
-    /// Where the bytes of a READ end, counted from the start of the whole.
+    /// The end of a READ's bytes, counted from the start of the whole.
     limit: u32,
 }
 
 impl Outcome {
-    /// Of a request that was just executed; all of it is owed.
+    /// For a request that was just executed; all of it is owed.
     pub(crate) fn new(first_psn: Psn, packets: u32, msn: u32, answer: Answer) -> Outcome {
         let limit = if let Answer::Read { length, .. } = answer { length } else { 0 };
         let under_way = Part { start: 0, end: packets, limit };
@@ -55,17 +54,17 @@ impl Outcome {
         self.next < self.under_way.end
     }
 
-    /// Whether the peer has had all of it.
+    /// Whether all of it was sent to the peer.
     pub(crate) fn is_answered(&self) -> bool {
         self.answered
     }
 
-    /// The PSN of the packet to be sent next.
+    /// The PSN of the next packet to send.
     pub(crate) fn next_psn(&self) -> Psn {
         self.first_psn + self.next
     }
 
-    /// The opcode, offset and bytes of the READ response packet to be sent next.
+    /// The opcode, offset and length of the next READ response packet.
     pub(crate) fn next_read_packet(&self, path_mtu: PathMtu) -> (Opcode, u32, u32) {
         let Part { start, end, limit } = self.under_way;
         let opcode = match (self.next == start, self.next + 1 == end) {
@@ -78,12 +77,12 @@ impl Outcome {
         (opcode, offset, (limit - offset).min(path_mtu.bytes()))
     }
 
-    /// Where the bytes begin and end that a READ is still owed, counted from its first one.
+    /// The start and end of the bytes of a READ that are still owed, counted from its first one.
     pub(crate) fn rest(&self, path_mtu: PathMtu) -> (u32, u32) {
         (self.next << path_mtu.shift(), self.under_way.limit)
     }
 
-    /// Whether a READ is owed so many bytes from the packet at `psn` on.
+    /// Whether these bytes of a READ are owed from the packet at `psn` on.
     pub(crate) fn owes(&self, psn: Psn, limit: u32) -> bool {
         self.next_psn() == psn && self.under_way.limit == limit
     }
@@ -94,13 +93,13 @@ impl Outcome {
         self.answered |= !self.is_owed();
     }
 
-    /// Owes nothing any more.
+    /// Cancels all that is owed.
     pub(crate) fn abandon(&mut self) {
         self.next = self.under_way.end;
     }
 
-    /// What a duplicate of the request asks for at `psn`, if it asks for this at all: of a READ,
-    /// what is left from there on or a part of that, under the same key.
+    /// The part that a duplicate request at `psn` asks for, if it matches: of a READ, the rest from there on or a part of
+    /// it, under the same key.
     pub(crate) fn part_for(
         &self,
         operation: Operation,
@@ -135,38 +134,38 @@ impl Outcome {
     }
 }
 
-/// As many as the peer may have outstanding, oldest first.
+/// As many as the peer may have outstanding, the oldest first.
 #[derive(Default)]
 pub(crate) struct Outcomes {
     ring: VecDeque<Outcome>,
-    /// So many of the oldest owe nothing.
+    /// The number of oldest ones of which nothing is owed.
     paid: usize,
     depth: usize,
-    /// Parts that are owed again to a peer that repeats selectively, in the order in which it asked
-    /// for them. It takes what comes as a sign that what it asked for before is lost.
+    /// Parts that are owed again to a peer that uses selective repeat, in the order of its requests: it considers earlier
+    /// requests lost when a later one is answered.
     repairs: VecDeque<Repair>,
-    /// Some may be owed: otherwise nobody need look.
+    /// Some may be owed; avoids a search.
     maybe_owed: bool,
 }
 
 struct Repair {
-    /// Complete but for what is owed.
+    /// Complete except for the owed part.
     outcome: Outcome,
-    /// The MSN when the peer asked: outcomes up to there come first.
+    /// The MSN at the time of the request: outcomes up to it are sent first.
     after: u32,
 }
 
 impl Repair {
-    /// Whether it is sent before this one, the oldest that is owed and no repair.
+    /// Whether it is sent before this one, the oldest owed outcome that is not a repair.
     fn precedes(&self, owed: Option<&Outcome>) -> bool {
         owed.is_none_or(|owed| later(owed.msn, self.after))
     }
 }
 
-/// More repairs than a peer has holes in its READs; what it asks for beyond, it will ask for again.
+/// More than the holes in a peer's READs; requests beyond will be repeated.
 const MAX_REPAIRS: usize = 64;
 
-/// More requests are outstanding than the peer was told it may have.
+/// More requests are outstanding than the peer was allowed.
 pub(crate) struct TooMany;
 
 impl Outcomes {
@@ -176,7 +175,7 @@ impl Outcomes {
         Outcomes { ring: VecDeque::with_capacity(depth), paid: 0, depth, repairs, maybe_owed: false }
     }
 
-    /// For a new connection. Memory that is there already is used again, as far as it goes.
+    /// For a new connection. Existing memory is reused.
     pub(crate) fn renewed(mut self, depth: u8, selective_repeat: bool) -> Outcomes {
         self.ring.clear();
         if selective_repeat {
@@ -186,9 +185,9 @@ impl Outcomes {
         Outcomes { ring: self.ring, depth: self.depth, ..Outcomes::default() }
     }
 
-    /// Forgets the oldest, if all places are taken. One that was never sent is live, and a peer
-    /// with more of those than it was told breaks the contract. One that is owed again is not: a
-    /// peer that sends something new has its answer already.
+    /// Removes the oldest, if all places are taken. An outcome that was never sent is live, and a peer with more of those
+    /// than allowed violates the contract. One that is owed again is not live: a peer that sends a new request has received
+    /// the answer.
     pub(crate) fn make_room(&mut self) -> Result<(), TooMany> {
         while self.ring.len() >= self.depth {
             match self.ring.front() {
@@ -205,20 +204,20 @@ impl Outcomes {
         self.depth as u8
     }
 
-    /// From now on keeps `depth`. What is remembered now stays until there is need for its place.
+    /// Keeps `depth` from now on. Existing outcomes stay until their place is needed.
     pub(crate) fn resize(&mut self, depth: u8) {
         self.depth = usize::from(depth);
         let more = self.depth.saturating_sub(self.ring.len());
         self.ring.reserve(more);
     }
 
-    /// Keeps an outcome that is owed now; there is room for it.
+    /// Adds an outcome that is owed now; there is room for it.
     pub(crate) fn push(&mut self, outcome: Outcome) {
         self.ring.push_back(outcome);
         self.maybe_owed = true;
     }
 
-    /// The latest outcome at `psn`: one may be remembered for so long that PSNs come round again.
+    /// The latest outcome at `psn`: one may be kept so long that PSNs wrap.
     pub(crate) fn at(&self, psn: Psn) -> Option<&Outcome> {
         self.ring.iter().rev().find(|outcome| outcome.covers(psn))
     }
@@ -234,8 +233,7 @@ impl Outcomes {
         }
     }
 
-    /// Owes `part` of the outcome at `psn` beside everything else that is owed; `msn` is that of the
-    /// present.
+    /// Owes `part` of the outcome at `psn` in addition to all else; `msn` is the current one.
     pub(crate) fn repair(&mut self, psn: Psn, part: Part, msn: u32) {
         if let Some(outcome) = self.at(psn).copied()
             && self.repairs.len() < MAX_REPAIRS
@@ -252,7 +250,7 @@ impl Outcomes {
         self.maybe_owed
     }
 
-    /// The oldest that is owed.
+    /// The oldest owed outcome.
     pub(crate) fn next_owed(&mut self) -> Option<&mut Outcome> {
         if !self.maybe_owed {
             return None;
@@ -272,7 +270,7 @@ impl Outcomes {
         next
     }
 
-    /// All that are owed, in the order in which they are sent.
+    /// All owed outcomes, in the order in which they are sent.
     pub(crate) fn owed(&self) -> impl Iterator<Item = &Outcome> {
         let mut repairs = self.repairs.iter().filter(|repair| repair.outcome.is_owed()).peekable();
         let mut ring = self.ring.iter().filter(|outcome| outcome.is_owed()).peekable();
@@ -282,7 +280,7 @@ impl Outcomes {
         })
     }
 
-    /// Forgets those of requests from `psn` on.
+    /// Removes those of requests from `psn` on.
     pub(crate) fn forget_from(&mut self, psn: Psn) {
         let is_before = |outcome: &Outcome| outcome.first_psn.distance(psn) < 0;
         self.ring.retain(is_before);
@@ -298,7 +296,7 @@ impl Outcomes {
     }
 }
 
-/// Whether one MSN is later than another; they wrap as PSNs do.
+/// Whether one MSN is later than another; they wrap like PSNs.
 fn later(msn: u32, than: u32) -> bool {
     Psn::new(msn).distance(Psn::new(than)) > 0
 }
@@ -307,9 +305,9 @@ fn later(msn: u32, than: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Written after a reading of the code; from outside it would take 2²⁴ packets.
+    /// Written after reviewing the code; from outside the test would need 2²⁴ packets.
     #[test]
-    fn a_duplicate_is_of_the_latest_outcome_at_its_psn() {
+    fn a_duplicate_matches_the_latest_outcome_at_its_psn() {
         let mut outcomes = Outcomes::new(2, false);
         let long = Answer::Read { va: 0, rkey: RKey::new(1), length: 1 << 30 };
         outcomes.push(Outcome::new(Psn::new(0xff_0000), 1 << 20, 1, long));

@@ -1,4 +1,4 @@
-//! What becomes of packets of other partitions (docs/protocol.md §1).
+//! Packets of other partitions (docs/protocol.md §1).
 
 use ferroce_wire::{Gid, PKey, Packet};
 
@@ -7,15 +7,15 @@ use crate::telemetry::counters::Counter;
 use crate::verbs::{Event, Qp};
 
 impl Shared {
-    /// A packet is of a partition that nobody here is in. The application hears of the first; of more when
-    /// it has read that.
+    /// A packet's partition is not one of this port's. The first one raises an event; another event is raised only after it
+    /// was read.
     #[cold]
     pub(crate) fn refuse_pkey(&mut self, qp: Option<Qp>, packet: &Packet<'_>) -> Counter {
         self.raise_pkey_violation(qp, packet.network().source, packet.bth.pkey());
         Counter::RxPkeyMismatch
     }
 
-    /// The same of a request for another partition than its packet's.
+    /// The same for a request whose partition differs from its packet's.
     pub(crate) fn raise_pkey_violation(&mut self, qp: Option<Qp>, source: Gid, pkey: PKey) {
         if !self.events.has_pkey_violation() {
             self.raise(Event::PkeyViolation { qp, pkey, source });

@@ -1,21 +1,20 @@
-//! A set of PSNs that lie close together.
+//! A set of nearby PSNs.
 
 use ferroce_wire::{Psn, Sack};
 
 const WORDS: usize = SPAN as usize / 64;
 
-/// PSNs of one set lie less than this apart.
+/// PSNs of one set are less than this apart.
 pub(crate) const SPAN: u32 = Sack::SPAN;
 
-/// Any of `SPAN` PSNs in a row, each a bit at its number modulo `SPAN`.
+/// A subset of `SPAN` consecutive PSNs; each is the bit with its number modulo `SPAN`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PsnSet {
     words: [u64; WORDS],
     len: u32,
 }
 
-/// The PSNs from `start` up to and without `end`, at most `SPAN` of them, as a mask for each word
-/// that they touch, in order.
+/// The PSNs from `start` to before `end`, at most `SPAN` of them, as a mask for each word concerned, in order.
 fn masks(start: Psn, end: Psn) -> impl Iterator<Item = (usize, Psn, u64)> {
     let mut next = start;
     let mut left = end.distance(start).clamp(0, SPAN as i32) as u32;
@@ -47,7 +46,7 @@ impl PsnSet {
         self.words[word] >> bit & 1 == 1
     }
 
-    /// Returns whether it was not in it.
+    /// Returns whether it was added, because it was not in the set.
     pub(crate) fn insert(&mut self, psn: Psn) -> bool {
         let (word, bit) = place(psn);
         let is_new = self.words[word] >> bit & 1 == 0;
@@ -56,7 +55,7 @@ impl PsnSet {
         is_new
     }
 
-    /// Returns whether it was in it.
+    /// Returns whether it was in the set.
     pub(crate) fn remove(&mut self, psn: Psn) -> bool {
         let (word, bit) = place(psn);
         let was = self.words[word] >> bit & 1 == 1;
@@ -65,7 +64,7 @@ impl PsnSet {
         was
     }
 
-    /// Puts in all of `start` to `end` that are not in `other`.
+    /// Adds all of `start` to `end` that are not in `other`.
     pub(crate) fn insert_range_without(&mut self, start: Psn, end: Psn, other: &PsnSet) {
         for (word, _, mask) in masks(start, end) {
             let new = mask & !other.words[word] & !self.words[word];
@@ -88,12 +87,12 @@ impl PsnSet {
         }
     }
 
-    /// The first of `start` to `end` that is in it.
+    /// The first of `start` to `end` in the set.
     pub(crate) fn first(&self, start: Psn, end: Psn) -> Option<Psn> {
         find(start, end, |word| self.words[word])
     }
 
-    /// The first of `start` to `end` that is not.
+    /// The first of `start` to `end` not in the set.
     pub(crate) fn first_missing(&self, start: Psn, end: Psn) -> Option<Psn> {
         find(start, end, |word| !self.words[word])
     }
@@ -123,7 +122,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a plain set of distances from a base, anywhere on the circle.
+        /// Compares with a plain set of distances from a base, anywhere on the circle.
         #[test]
         fn agrees_with_a_plain_set(
             base in any::<u32>(),

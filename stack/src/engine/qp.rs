@@ -22,12 +22,12 @@ use crate::verbs::{
     WorkCompletion, may_be_on,
 };
 
-/// The peer of a connected queue pair, and the way to it.
+/// The peer of a connected queue pair, and the path to it.
 #[derive(Clone, Copy)]
 pub(crate) struct Connection {
     pub(crate) header: PathHeader,
-    /// The peer's address and one's own as they stand in the network headers of its packets: the
-    /// first 8 bytes for IPv4, all otherwise.
+    /// The peer's address and the local one as in the network headers of its packets: the first 8 bytes for IPv4, all
+    /// otherwise.
     addresses: [u8; 32],
     /// The VLAN of its packets.
     vlan: Option<u16>,
@@ -60,7 +60,7 @@ impl Connection {
     #[inline(always)]
     pub(crate) fn admits(&self, packet: &Packet<'_>) -> bool {
         let addresses = packet.address_bytes();
-        // An array's length is known, so that comparing is an instruction and no call.
+        // An array's length is known, so the comparison is an instruction and not a call.
         let same = match packet.header {
             NetworkHeader::Ipv4 => addresses.first_chunk() == self.addresses.first_chunk::<8>(),
             NetworkHeader::Ipv6 | NetworkHeader::Grh => addresses.first_chunk() == Some(&self.addresses),
@@ -68,14 +68,14 @@ impl Connection {
         same && packet.header == self.header.network() && may_be_on(packet, self.vlan)
     }
 
-    /// The headers of an acknowledgement where packets are ECN-capable: it is no data.
+    /// The headers of an acknowledgement if packets are ECN-capable: acknowledgements are not.
     pub(crate) fn acknowledging(&self) -> PathHeader {
         let mut header = self.header;
         header.set_ecn(Ecn::NotCapable);
         header
     }
 
-    /// The longest message, in bytes: its packets must be fewer than half the PSNs.
+    /// The longest message, in bytes: its packets must be fewer than half of the PSNs.
     pub(crate) fn max_message(&self) -> u32 {
         let most = u64::from(MAX_WINDOW) << self.path_mtu.shift();
         u32::try_from(most).map_or(MAX_MESSAGE, |most| most.min(MAX_MESSAGE))
@@ -90,46 +90,46 @@ pub(crate) struct QueuePair {
     pub(crate) send_cq: Cq,
     pub(crate) recv_cq: Cq,
     pub(crate) srq: Option<Srq>,
-    /// Where the memory of its receives is registered: the SRQ's, if there is one.
+    /// The protection domain of its receives: the SRQ's, if there is one.
     pub(crate) receive_pd: Pd,
     signal_all: bool,
     pub(crate) state: QpState,
     pub(crate) access: Access,
-    /// UD: what datagrams must carry.
+    /// UD: the Q_Key that datagrams must carry.
     pub(crate) qkey: u32,
     pub(crate) pkey: PKey,
     pub(crate) pkey_index: usize,
     pub(crate) address: Option<AddressVector>,
     pub(crate) connection: Option<Connection>,
-    /// Where its packets in flight count, unless it repeats selectively or is not reliable.
+    /// The destination that counts its packets in flight, unless it uses selective repeat or is not reliable.
     pub(crate) destination: DestinationPlace,
     pub(crate) sq: SendQueue,
-    /// With an SRQ it holds only the receive of the message under way.
+    /// With an SRQ it holds only the receive of the current message.
     pub(crate) rq: ReceiveQueue,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// If both ends have agreed on selective repeat.
+    /// If both ends have negotiated selective repeat.
     pub(crate) selective: Option<Box<Selective>>,
-    /// The scheduler has it in a list.
+    /// It is in a list of the scheduler.
     pub(crate) scheduled: bool,
-    /// The next hop to its peer is being looked for; nothing is sent before.
+    /// The next hop to its peer is being resolved; nothing is sent before.
     pub(crate) next_hop: Option<Ticket>,
     /// The last frame was a response.
     responded: bool,
-    /// A completion found no room: the queue pair is to fail.
+    /// There was no room for a completion: the queue pair must fail.
     overflowed: bool,
-    /// What a packet has shown about the peer.
+    /// A detected mismatch with the peer.
     pub(crate) mismatch: Option<Mismatch>,
-    /// Packets that it may have unacknowledged.
+    /// The most unacknowledged packets.
     pub(crate) window: u32,
-    /// If it obeys a congestion control.
+    /// If it uses a congestion control.
     pub(crate) reaction: Option<Box<Reaction>>,
-    /// Since it has had to do with memory of a device.
+    /// Created when it first uses device memory.
     pub(crate) staged: Option<Box<Staged>>,
 }
 
 impl QueuePair {
-    /// A queue pair in RESET; `receives` are the PD and the pieces of its SRQ's receives.
+    /// A queue pair in RESET; `receives` are the PD and the SGEs of its SRQ's receives.
     pub(crate) fn new(
         handle: Handle,
         qpn: Qpn,
@@ -137,7 +137,7 @@ impl QueuePair {
         shared: Option<(Pd, u8)>,
         (window, reaction): (u32, Option<Reaction>),
     ) -> QueuePair {
-        // Fills unused slots; never looked at.
+        // Fills unused slots; never read.
         let filler = Mr(handle);
         let (receive_pd, rq) = match shared {
             Some((pd, max_sge)) => (pd, ReceiveQueue::new(1, max_sge, filler)),
@@ -215,7 +215,7 @@ impl QueuePair {
         }
     }
 
-    /// Fails if the state is none of `allowed`.
+    /// Fails unless the state is in `allowed`.
     pub(crate) fn require(
         &self,
         verb: &'static str,
@@ -228,17 +228,17 @@ impl QueuePair {
         Err(self.refused(verb, expected))
     }
 
-    /// A verb that the state does not allow.
+    /// The error of a verb in a state that does not allow it.
     pub(crate) fn refused(&self, verb: &'static str, expected: &'static str) -> Error {
         Error::State { qpn: self.qpn, verb, state: self.state, expected }
     }
 
-    /// Payload of a full packet; none before there is a connection.
+    /// The payload of a full packet; none before there is a connection.
     pub(crate) fn path_mtu(&self) -> Option<PathMtu> {
         self.connection.as_ref().map(|connection| connection.path_mtu)
     }
 
-    /// Asks for a turn in the transmit phase.
+    /// Requests a turn in the transmit phase.
     #[inline]
     pub(crate) fn schedule(&mut self, shared: &mut Shared) {
         if !self.scheduled {
@@ -259,7 +259,7 @@ impl QueuePair {
         }
     }
 
-    /// As [`transmit`](QueuePair::transmit), as fast as the port takes frames.
+    /// As [`transmit`](QueuePair::transmit), as fast as the port accepts frames.
     #[inline(always)]
     pub(crate) fn transmit_unpaced(
         &mut self,
@@ -275,11 +275,11 @@ impl QueuePair {
         frame
     }
 
-    /// What a queue pair waits for that has nothing to send, or may not send it yet.
+    /// What a queue pair waits for if it has nothing to send, or may not send yet.
     #[inline]
     pub(crate) fn waits_for(&self, shared: &Shared) -> Wait {
         let timer = match &self.reaction {
-            // Whoever may go on has its turn, and waits for no time.
+            // A queue pair that may send now is scheduled, and waits for no time.
             Some(reaction) if reaction.ready() > shared.now => {
                 self.requester.deadline().min(reaction.ready())
             }
@@ -292,8 +292,8 @@ impl QueuePair {
         }
     }
 
-    /// Sends nothing before the search for a next hop has ended, or goes on if there is none. What it waited for before
-    /// holds it up no longer.
+    /// Suspends sending until the resolution of a next hop has ended, or continues if there is none. Earlier waits are
+    /// cancelled.
     pub(crate) fn await_next_hop(&mut self, shared: &mut Shared, search: Option<Ticket>) {
         if std::mem::replace(&mut self.next_hop, search) != search {
             if shared.scheduler.release(self.handle.0.index) {
@@ -303,7 +303,7 @@ impl QueuePair {
         }
     }
 
-    /// The search for the next hop has ended.
+    /// The resolution of the next hop has ended.
     pub(crate) fn take_next_hop(&mut self, shared: &mut Shared, found: Result<MacAddr, Unreachable>) {
         self.next_hop = None;
         match (found, &mut self.connection) {
@@ -320,10 +320,9 @@ impl QueuePair {
         }
     }
 
-    /// A response, because a peer waits for it, but then a request has its turn, or a peer that
-    /// reads all the time would keep them back for ever. An ACK comes last: what the application has
-    /// to say is more urgent, and goes out alone, so that it is not sent with the ACK's time; `OwedAck`
-    /// says for how long.
+    /// Responses are first, because a peer waits for them, but requests and responses alternate, or a peer that sends READs
+    /// all the time would block requests forever. An ACK is last: data of the application is more urgent, and is sent
+    /// without delay by the ACK; `OwedAck` limits the delay of the ACK.
     #[inline(always)]
     fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let request_first = std::mem::take(&mut self.responded);
@@ -332,7 +331,7 @@ impl QueuePair {
                 self.responded = true;
                 return Some(length);
             }
-            // Only here and below is it known that nothing older is owed.
+            // Only here and below is it certain that nothing older is owed.
             if let Some(length) = self.transmit_acknowledge(shared, slot, true) {
                 return Some(length);
             }
@@ -348,15 +347,14 @@ impl QueuePair {
         self.transmit_acknowledge(shared, slot, false)
     }
 
-    /// ERR by the application's wish, or because there is no way on: flushes everything, and
-    /// nothing more is sent.
+    /// ERR at the application's request, or because the connection can't continue: flushes everything, and nothing more is
+    /// sent.
     pub(crate) fn fail(&mut self, shared: &mut Shared) {
         self.responder.silence();
         self.enter_error(shared);
     }
 
-    /// ERR after a request that was refused: as [`fail`](QueuePair::fail), but the responses that
-    /// are owed, the NAK last, still go out.
+    /// ERR after a refused request: as [`fail`](QueuePair::fail), but owed responses are still sent, with the NAK last.
     pub(crate) fn enter_error(&mut self, shared: &mut Shared) {
         let failed_before = self.state == QpState::Error;
         self.state = QpState::Error;
@@ -372,7 +370,7 @@ impl QueuePair {
         }
     }
 
-    /// SQE: a send of an unreliable queue pair failed before it left.
+    /// SQE: a send of an unreliable queue pair failed before it was sent.
     pub(crate) fn enter_send_error(&mut self, shared: &mut Shared) {
         self.state = QpState::Sqe;
         self.flush_sends(shared);
@@ -414,7 +412,7 @@ impl QueuePair {
         self.state = QpState::Reset;
     }
 
-    /// Completes all posted work as flushed, in the order it was posted.
+    /// Completes all posted work requests as flushed, in the order of posting.
     pub(crate) fn flush(&mut self, shared: &mut Shared) {
         self.flush_sends(shared);
         while !self.rq.is_empty() {
@@ -423,7 +421,7 @@ impl QueuePair {
         self.overflowed = false;
     }
 
-    /// As [`flush`](QueuePair::flush), of the send queue alone.
+    /// As [`flush`](QueuePair::flush), only the send queue.
     pub(crate) fn flush_sends(&mut self, shared: &mut Shared) {
         while let Some(ended) = self.sq.pop(&mut shared.mrs) {
             self.complete_send(shared, &ended, WcStatus::WrFlushErr);
@@ -446,7 +444,7 @@ impl QueuePair {
         }
     }
 
-    /// The end of a send that was just taken out of the queue.
+    /// Completes a send that was just removed from the queue.
     #[inline(always)]
     pub(crate) fn complete_send(&mut self, shared: &mut Shared, ended: &Ended, status: WcStatus) {
         let failed = status != WcStatus::Success;
@@ -463,7 +461,7 @@ impl QueuePair {
         }
     }
 
-    /// The end of the oldest receive, in error.
+    /// Completes the oldest receive in error.
     pub(crate) fn complete_receive_in_error(&mut self, shared: &mut Shared, status: WcStatus) {
         if let Some(wr_id) = self.rq.pop(&mut shared.mrs) {
             shared.count(Counter::RespCqeError);
@@ -473,7 +471,7 @@ impl QueuePair {
         }
     }
 
-    /// A completion of this queue pair that says nothing yet but how it ended.
+    /// A completion of this queue pair with only its status.
     pub(crate) fn completion(&self, wr_id: u64, status: WcStatus, opcode: WcOpcode) -> WorkCompletion {
         WorkCompletion {
             wr_id,
@@ -499,7 +497,7 @@ impl QueuePair {
         self.push_now(shared, cq, wc, solicited);
     }
 
-    /// The same, of a completion that waits for nothing.
+    /// The same for a completion that does not wait for copies.
     #[inline(always)]
     pub(crate) fn push_now(&mut self, shared: &mut Shared, cq: Cq, wc: WorkCompletion, solicited: bool) {
         if !shared.complete(cq, wc, solicited) {
@@ -507,7 +505,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether there is a receive for a new message; an SRQ's comes to the queue pair with that.
+    /// Whether there is a receive for a new message; takes one from the SRQ if necessary.
     pub(crate) fn has_receive(&mut self, shared: &mut Shared) -> bool {
         match self.srq {
             _ if !self.rq.is_empty() => true,
@@ -516,7 +514,7 @@ impl QueuePair {
         }
     }
 
-    /// Says once that a draining send queue has nothing under way any more.
+    /// Reports once that a draining send queue has no outstanding work.
     #[inline]
     pub(crate) fn note_drained(&mut self, shared: &mut Shared) {
         if self.state == QpState::Sqd && self.is_drained() {
@@ -524,7 +522,7 @@ impl QueuePair {
         }
     }
 
-    /// No send is started and not complete.
+    /// No send is started and incomplete.
     pub(crate) fn is_drained(&self) -> bool {
         self.sq.front().is_none_or(|wqe| !wqe.started) && !self.is_fetching()
     }

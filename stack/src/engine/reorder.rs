@@ -1,6 +1,5 @@
-//! Selective repeat, the receiving half: requests that came before their turn are held until what
-//! is missing has come, and then take the way of any other, in the order of their PSNs. Nothing of
-//! them is looked at before that.
+//! Selective repeat, the receiving half: requests that arrive early are held until the missing packets have arrived, and
+//! are then processed like any others, in the order of their PSNs. They are not examined before that.
 
 use ferroce_wire::{
     Aeth, Bth, ICRC_LEN, NetworkHeader, Opcode, Packet, ParseError, PathMtu, Psn, Sack, Syndrome,
@@ -12,29 +11,29 @@ use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
 
-/// Bytes of the longest packet that can be right, from its network header to its ICRC.
+/// Bytes of the longest valid packet, from its network header to its ICRC.
 const SLOT: usize = PathMtu::Mtu4096.required_l3_mtu(true) as usize;
 
-/// Room for held packets, which the queue pairs of a context share.
+/// Buffers for held packets, shared by the queue pairs of a context.
 pub(crate) struct ReorderPool {
     packets: u16,
     slots: Box<[u8]>,
-    /// Bytes and kind of each.
+    /// Length and header kind of each.
     shapes: Box<[(u16, NetworkHeader)]>,
     free: Vec<u16>,
 }
 
 impl ReorderPool {
-    /// For so many packets; without memory until a queue pair needs it.
+    /// For this many packets; the memory is allocated when a queue pair first needs it.
     pub(crate) fn new(packets: u16) -> ReorderPool {
         ReorderPool { packets, slots: Box::default(), shapes: Box::default(), free: Vec::new() }
     }
 
-    /// Allocates the room, unless that was done.
+    /// Allocates the memory, unless done before.
     pub(crate) fn prepare(&mut self) {
         let packets = usize::from(self.packets);
         if self.shapes.len() != packets {
-            // Zeroed: no page of it is there before it is used.
+            // Zeroed: pages are allocated on first use.
             self.slots = vec![0; packets * SLOT].into_boxed_slice();
             self.shapes = vec![(0, NetworkHeader::Ipv4); packets].into_boxed_slice();
             self.free = (0..self.packets).rev().collect();
@@ -58,14 +57,14 @@ impl ReorderPool {
     }
 }
 
-/// What a queue pair holds.
+/// The held packets of a queue pair.
 pub(crate) struct Reorder {
-    /// None of those held is older.
+    /// No held packet is older.
     oldest: Psn,
     held: PsnSet,
-    /// Of each PSN that is held, its place in the pool.
+    /// For each held PSN, its place in the pool.
     slots: Box<[u16; SPAN as usize]>,
-    /// Something newer than the expected request has come: an acknowledgement must say so.
+    /// A packet newer than the expected request has arrived: an acknowledgement must report it.
     pub(crate) gap: bool,
 }
 
@@ -79,8 +78,7 @@ impl Reorder {
         self.held.remove(psn).then(|| self.slots[slot_of(psn)])
     }
 
-    /// Lets go of everything before `expected`: a READ takes more PSNs than packets, and nothing
-    /// may stay at those.
+    /// Frees everything before `expected`: a READ occupies more PSNs than packets, and nothing may be left at those.
     fn forget_before(&mut self, pool: &mut ReorderPool, expected: Psn) {
         if self.held.len() > 0 {
             let passed = expected.distance(self.oldest);
@@ -98,8 +96,8 @@ fn slot_of(psn: Psn) -> usize {
 }
 
 impl QueuePair {
-    /// Takes a request that is `distance` ahead of the expected one. It is told to the peer where a
-    /// NAK or an ACK would be: at each new gap, and when it asks.
+    /// Holds a request that is `distance` ahead of the expected one. The peer is notified when a NAK or an ACK would be
+    /// sent: at each new gap, and when it requests an ACK.
     #[inline(never)]
     pub(crate) fn hold_early(&mut self, shared: &mut Shared, packet: &Packet<'_>, distance: u32) {
         let Some(selective) = &mut self.selective else { return };
@@ -121,7 +119,7 @@ impl QueuePair {
         }
     }
 
-    /// Executes what was held behind the request that has just been taken.
+    /// Executes the held requests that follow the one just executed.
     #[inline]
     pub(crate) fn execute_held(&mut self, shared: &mut Shared) {
         while let Some(selective) = &mut self.selective {
@@ -132,7 +130,7 @@ impl QueuePair {
                 reorder.gap = reorder.held.len() > 0;
                 return;
             };
-            // The packet is read where it lies, while the rest of `shared` is at work.
+            // The packet is read in place, while the rest of `shared` is in use.
             let slots = std::mem::take(&mut shared.reorder.slots);
             let (length, header) = shared.reorder.shapes[usize::from(slot)];
             let bytes = &slots[usize::from(slot) * SLOT..][..usize::from(length)];
@@ -144,7 +142,7 @@ impl QueuePair {
         }
     }
 
-    /// Lets go of all that is held.
+    /// Frees all held packets.
     pub(crate) fn release_held(&mut self, shared: &mut Shared) {
         if let Some(selective) = &mut self.selective {
             let reorder = &mut selective.reorder;
@@ -154,7 +152,7 @@ impl QueuePair {
         }
     }
 
-    /// Writes the ACK that says what is held, if there is a gap to be told.
+    /// Writes the ACK that reports the held packets, if there is a gap to report.
     pub(crate) fn write_selective_acknowledge(
         &self,
         shared: &mut Shared,
@@ -177,7 +175,7 @@ impl QueuePair {
     }
 }
 
-/// A packet that was right when it came.
+/// Decodes a packet that was valid when it arrived.
 fn decode(header: NetworkHeader, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
     match header {
         NetworkHeader::Grh => Packet::decode_grh(bytes),

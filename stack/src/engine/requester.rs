@@ -1,5 +1,5 @@
-//! The sending half of a connection: PSNs, segmentation, and the ACK timer (docs/protocol.md §4). When it sends again is in
-//! `retransmission.rs`, what comes back in `completer.rs`; datagrams are sent in `ud.rs`.
+//! The sending half of a connection: PSNs, segmentation, and the ACK timer (docs/protocol.md §4). `retransmission.rs`
+//! retransmits, `completer.rs` processes responses, `ud.rs` sends datagrams.
 
 mod retransmission;
 
@@ -19,52 +19,52 @@ use crate::engine::sq::Wqe;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, QpState, QpUpdate, ReadyToSend, SendOp, WcOpcode, WcStatus, time_of};
 
-/// In a long message every so many packets one asks for an acknowledgement, so that the window
-/// moves and a loss is noticed early.
+/// In a long message one packet in this many requests an acknowledgement, so that the window moves and a loss is detected
+/// early.
 pub(crate) const ACK_REQ_INTERVAL: u32 = 16;
 
-/// How an answer is asked for where lazy requests have asked for none.
+/// How an answer is requested if lazy requests have not requested one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asking {
-    /// It is, or nothing is in flight that could be answered.
+    /// It was requested, or nothing in flight could be answered.
     Done,
     /// At the ACK deadline.
     Late,
-    /// By the next packet that is new.
+    /// By the next new packet.
     Next,
-    /// By the newest packet, which is sent once more.
+    /// By the newest packet, which is retransmitted.
     Again,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct Requester {
     attributes: ReadyToSend,
-    /// The oldest PSN that is not acknowledged.
+    /// The oldest unacknowledged PSN.
     una: Psn,
-    /// The PSN after the last that was sent.
+    /// The PSN after the last one sent.
     sent: Psn,
     /// The PSN of the next message to be started.
     next: Psn,
-    /// The work request that is sent next, and which packet of it. Behind `sent` during a replay.
+    /// The next work request to send, and its next packet. Before `sent` during a replay.
     cursor: u32,
     cursor_packet: u32,
     pub(crate) flight: Flight,
-    /// READs and atomics that are started and not complete.
+    /// READs and atomics that are started and incomplete.
     reads_outstanding: u32,
     retries_left: u8,
     rnr_retries_left: u8,
-    /// When the oldest packet counts as lost.
+    /// When the oldest packet is considered lost.
     ack_deadline: Nanos,
-    /// What becomes of lazy requests at `ack_deadline`.
+    /// What happens to lazy requests at `ack_deadline`.
     asking: Asking,
     /// Nothing is sent before this, after an RNR NAK.
     rnr_deadline: Nanos,
-    /// When that wait began, and for which packet it is.
+    /// When that wait started, and for which packet.
     rnr_began: Nanos,
     rnr_psn: Psn,
-    /// Since the last progress a sequence NAK has started a replay; another says nothing new.
+    /// Since the last progress a sequence NAK has started a replay; another one is ignored.
     sequence_nak_seen: bool,
-    /// Since the last progress a response has given a loss away; another says nothing new.
+    /// Since the last progress a response has revealed a loss; another one is ignored.
     implied_nak_seen: bool,
 }
 
@@ -126,7 +126,7 @@ impl Requester {
         }
     }
 
-    /// Whether a NAK has asked for the oldest packet.
+    /// Whether a NAK has requested the oldest packet.
     pub(crate) fn is_asked_again(&self) -> bool {
         self.sequence_nak_seen
     }
@@ -138,35 +138,35 @@ impl Requester {
         self.rnr_retries_left = attributes.rnr_retry;
     }
 
-    /// The work request that is sent next is `head`, and it is not started.
+    /// The next work request to send is `head`, and it is not started.
     pub(crate) fn restart_at(&mut self, head: u32) {
         self.cursor = head;
         self.cursor_packet = 0;
     }
 
-    /// The work request that is sent next.
+    /// The next work request to send.
     pub(crate) fn cursor(&self) -> u32 {
         self.cursor
     }
 
-    /// The packet of it that is sent next.
+    /// Its next packet to send.
     pub(crate) fn cursor_packet(&self) -> u32 {
         self.cursor_packet
     }
 
-    /// Takes the PSN of a datagram.
+    /// Allocates the PSN of a datagram.
     pub(crate) fn take_psn(&mut self) -> Psn {
         let psn = self.next;
         self.next += 1;
         psn
     }
 
-    /// How many work requests from `head` on have packets that were sent; not during a replay.
+    /// The number of work requests from `head` on with packets sent; not valid during a replay.
     pub(crate) fn started(&self, head: u32) -> u32 {
         self.cursor.wrapping_sub(head) + u32::from(self.cursor_packet > 0)
     }
 
-    /// So many parts of READs are complete.
+    /// This many parts of READs are complete.
     pub(crate) fn end_reads(&mut self, count: u32) {
         self.reads_outstanding -= count;
     }
@@ -181,7 +181,7 @@ impl Requester {
         self.rnr_deadline.min(self.ack_deadline)
     }
 
-    /// No timer runs any more.
+    /// Stops all timers.
     pub(crate) fn stop(&mut self) {
         self.ack_deadline = Nanos::NEVER;
         self.rnr_deadline = Nanos::NEVER;
@@ -196,14 +196,14 @@ impl Requester {
 }
 
 impl QueuePair {
-    /// Writes the next request frame, if the rules let one go.
+    /// Writes the next request frame, if one may be sent.
     #[inline(always)]
     pub(crate) fn transmit_request(
         &mut self,
         shared: &mut Shared,
         slot: &mut FrameSlot<'_>,
     ) -> Option<usize> {
-        // Every turn ends so, and most that a packet of the peer has caused are no more than that.
+        // Every turn ends here, and most turns after a packet of the peer consist of nothing else.
         if self.requester.cursor == self.sq.tail() && self.selective.is_none() {
             return None;
         }
@@ -228,7 +228,7 @@ impl QueuePair {
                 return None;
             }
             if !self.sq.wqe(number).started && !self.start(shared, number, path_mtu) {
-                // A local operation is done at once, and the next request may be ready.
+                // A local operation is done immediately, and the next request may be ready.
                 if self.requester.cursor != number && self.state == QpState::Rts {
                     continue;
                 }
@@ -261,8 +261,8 @@ impl QueuePair {
         }
     }
 
-    /// This packet was not written. If that is because its bytes are in memory of a device, they are gathered. Returns whether
-    /// they are there now.
+    /// This packet was not written. If its bytes are in device memory, they are gathered. Returns whether they are there
+    /// now.
     #[cold]
     pub(crate) fn await_bytes(
         &mut self,
@@ -276,7 +276,7 @@ impl QueuePair {
         self.is_gathered(shared, number) && self.await_gather(shared, number, offset, len)
     }
 
-    /// Gives the work request its PSNs, if its turn has come. Local operations are carried out.
+    /// Assigns PSNs to the work request, if it is next. Local operations are executed.
     #[inline]
     fn start(&mut self, shared: &mut Shared, number: u32, path_mtu: PathMtu) -> bool {
         if self.state == QpState::Sqd {
@@ -316,7 +316,7 @@ impl QueuePair {
         true
     }
 
-    /// A local operation, which is the oldest in the queue.
+    /// Executes a local operation, which is the oldest in the queue.
     #[inline(never)]
     fn carry_out(&mut self, shared: &mut Shared, op: SendOp) {
         let failure = match op {
@@ -341,8 +341,8 @@ impl QueuePair {
         }
     }
 
-    /// How many PSNs the next request of a READ takes: as many as the response, or as that part of it
-    /// which is asked for at once. `None` if nothing of it can be taken now.
+    /// The number of PSNs of a READ's next request: those of the response, or of the part that is requested at once. `None`
+    /// if nothing of it can be requested now.
     #[cold]
     #[inline(never)]
     fn psns_of_read(&mut self, shared: &mut Shared, number: u32) -> Option<u32> {
@@ -355,7 +355,7 @@ impl QueuePair {
         self.room_for_read(shared, number, psn, count)
     }
 
-    /// How many of so many packets of a READ from `psn` on may be asked for; `None` if none now.
+    /// How many of the packets of a READ from `psn` on may be requested; `None` if none now.
     pub(crate) fn room_for_read(
         &mut self,
         shared: &mut Shared,
@@ -366,7 +366,7 @@ impl QueuePair {
         if shared.staging.is_used() { self.reserve_read(shared, number, psn, count) } else { Some(count) }
     }
 
-    /// Whether this is a later part of a READ, and the peer takes no more READs now.
+    /// Whether this is a later part of a READ, and the peer accepts no more READs now.
     #[inline]
     fn read_waits(&self, wqe: &Wqe, packet: u32) -> bool {
         let Requester { reads_outstanding, attributes, .. } = &self.requester;
@@ -378,8 +378,8 @@ impl QueuePair {
         self.selective.is_some() && kind.is_read && packet > 0
     }
 
-    /// Moves on behind a packet at `psn` that was written and takes `count` PSNs: `next` of the `packets`
-    /// of its work request is sent next.
+    /// Advances after a packet at `psn` that was written and occupies `count` PSNs: `next` of the `packets` of its work
+    /// request is the next one to send.
     #[inline(always)]
     fn advance(
         &mut self,
@@ -408,7 +408,8 @@ impl QueuePair {
         } else if requester.asking != Asking::Again {
             shared.count(Counter::RetransmittedPkts);
         }
-        // Before the first that asks nobody was asked, however long ago it was sent. What ends a lazy message is the last to say so.
+        // Earlier packets have not requested an answer, however long ago they were sent. The last packet of a lazy message
+        // is the last that can.
         let ends_lazy = next == packets && !asks && requester.asking == Asking::Done && !self.awaits_answer();
         if is_first_to_ask || ends_lazy {
             self.arm_ack_timer(shared);
@@ -417,8 +418,9 @@ impl QueuePair {
         }
     }
 
-    /// Whether the last packet of a lazy message may leave it to a later one to ask for the ACK. One of 16 in a row asks, and each
-    /// where much is in flight to the destination: what is not acknowledged takes others' room.
+    /// Whether the last packet of a lazy message may leave the request for the ACK to a later one. One of 16 in a row
+    /// requests one, and so does each one if much is in flight to the destination: unacknowledged packets occupy others'
+    /// room.
     #[cold]
     fn may_ask_late(&self, shared: &Shared, psn: Psn) -> bool {
         let Requester { sent, asking, attributes, .. } = &self.requester;
@@ -430,7 +432,7 @@ impl QueuePair {
             && self.is_quiet(shared)
     }
 
-    /// Whether nothing in flight asks for an answer, because its requests are lazy, and nothing is sent again.
+    /// Whether nothing in flight requests an answer, because its requests are lazy, and nothing is being retransmitted.
     #[cold]
     fn is_lazy(&self) -> bool {
         let newest = self.requester.cursor.wrapping_sub(1);
@@ -442,7 +444,7 @@ impl QueuePair {
         wqe.flags.lazy_ack && wqe.first_psn + wqe.packets == self.requester.sent && self.selective.is_none()
     }
 
-    /// Starts the ACK timer if it does not run.
+    /// Starts the ACK timer if it is not running.
     #[inline]
     pub(crate) fn ensure_ack_timer(&mut self, shared: &mut Shared) {
         if self.requester.ack_deadline == Nanos::NEVER {
@@ -450,7 +452,7 @@ impl QueuePair {
         }
     }
 
-    /// As [`advance`](QueuePair::advance) on an unreliable connection: what was sent is done.
+    /// As [`advance`](QueuePair::advance) on an unreliable connection: what was sent is complete.
     fn advance_unacknowledged(&mut self, shared: &mut Shared, number: u32, psn: Psn) {
         let packets = self.sq.wqe(number).packets;
         let requester = &mut self.requester;
@@ -463,8 +465,8 @@ impl QueuePair {
         }
     }
 
-    /// Starts the ACK timer anew. It runs for a queue pair that is scheduled too: a port that takes nothing gives
-    /// nobody a turn.
+    /// Restarts the ACK timer. It runs for a scheduled queue pair too, because a port that accepts no frames gives no queue
+    /// pair a turn.
     pub(crate) fn arm_ack_timer(&mut self, shared: &mut Shared) {
         let is_in_flight = self.requester.una != self.requester.sent;
         let asks_late = is_in_flight && !self.awaits_answer() && self.is_lazy();
@@ -484,7 +486,7 @@ impl QueuePair {
         requester.una = una;
         requester.retries_left = requester.attributes.retry_count;
         requester.rnr_retries_left = requester.attributes.rnr_retry;
-        // READs before what was refused may end meanwhile.
+        // READs before the refused request may complete meanwhile.
         if requester.waits_for_receiver() && una.distance(requester.rnr_psn) > 0 {
             requester.rnr_deadline = Nanos::NEVER;
         }
@@ -509,8 +511,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the oldest send in error; the queue pair fails, or, if it is unreliable, its send
-    /// queue alone.
+    /// Completes the oldest send in error; the queue pair fails, or only its send queue if it is unreliable.
     pub(crate) fn fail_oldest(&mut self, shared: &mut Shared, status: WcStatus) {
         if let Some(ended) = self.sq.pop(&mut shared.mrs) {
             self.complete_send(shared, &ended, status);
@@ -524,7 +525,7 @@ impl QueuePair {
         }
     }
 
-    /// Moves the cursor ahead to the oldest packet that is not acknowledged, if it is behind.
+    /// Moves the cursor to the oldest unacknowledged packet, if it is before it.
     fn skip_acknowledged(&mut self) {
         let head = self.sq.head();
         let requester = &mut self.requester;
@@ -541,7 +542,7 @@ impl QueuePair {
         }
     }
 
-    /// Writes packet `packet` of the work request `number`, which takes `count` PSNs and may ask for an answer.
+    /// Writes packet `packet` of the work request `number`, which occupies `count` PSNs and may request an answer.
     #[inline(always)]
     pub(crate) fn write_request(
         &self,

@@ -1,8 +1,8 @@
-//! The receiving half of a reliable connection (docs/protocol.md §5). Executing a request is the same for
-//! UC, whose own rules are in `uc.rs`.
+//! The receiving half of a reliable connection (docs/protocol.md §5). UC executes requests in the same way; its own rules
+//! are in `uc.rs`.
 //!
-//! Receiving only notes what is owed: results of READs and atomics, one NAK, one ACK. The transmit
-//! phase pays, in the order of the PSNs, which is what coalesces ACKs.
+//! The receive phase only records what is owed: results of READs and atomics, one NAK, one ACK. The transmit phase sends it
+//! in the order of the PSNs, which coalesces ACKs.
 
 mod explicit;
 mod owed;
@@ -27,11 +27,11 @@ use crate::verbs::{
 use explicit::flush_access;
 use owed::OwedAck;
 
-/// The message under way.
+/// The current message.
 #[derive(Clone, Copy)]
 enum InboundMessage {
     None,
-    /// Into the oldest receive, of which so much is filled.
+    /// Into the oldest receive, with the number of bytes received.
     Send {
         received: u32,
     },
@@ -47,38 +47,37 @@ enum InboundMessage {
 pub(crate) struct Responder {
     /// The PSN of the next new request.
     expected: Psn,
-    /// Messages completed, modulo 2²⁴.
+    /// Completed messages, modulo 2²⁴.
     msn: u32,
     successor: Successor,
     message: InboundMessage,
-    /// The expected packet was asked for with a NAK: later ones are dropped in silence.
+    /// A NAK was sent for the expected packet: later packets are dropped silently.
     nak_sent: bool,
     ack: OwedAck,
     nak_owed: Option<(Psn, Syndrome)>,
     pub(crate) outcomes: Outcomes,
     min_rnr_timer: Option<RnrTimer>,
     rnr_naks: RnrNaks,
-    /// The first request has come.
+    /// The first request has arrived.
     pub(crate) established: bool,
 }
 
-/// Keeps whoever repeats one packet from getting an RNR NAK for each.
+/// Limits the RNR NAKs for a packet that is sent repeatedly.
 #[derive(Clone, Copy, Default)]
 struct RnrNaks {
-    /// The packet that was refused last.
+    /// The packet refused last.
     psn: Psn,
-    /// Until then so many more may be sent for it.
+    /// Until this time this many more may be sent for it.
     until: Nanos,
     left: u8,
 }
 
 impl RnrNaks {
-    /// A peer sends a packet at most eight times without an answer (`retry_count` is 7), so that
-    /// one which loses seven of them still hears the eighth. One that hears any waits for the whole
-    /// timer.
+    /// A peer sends a packet at most eight times without an answer (`retry_count` is 7), so a peer that loses seven NAKs
+    /// still receives the eighth. A peer that receives any waits for the whole timer.
     const IN_HALF_A_TIMER: u8 = 8;
 
-    /// Whether another may be sent for `psn`.
+    /// Whether another one may be sent for `psn`.
     fn admit(&mut self, now: Nanos, psn: Psn, timer: RnrTimer) -> bool {
         if psn != self.psn || now >= self.until {
             *self = RnrNaks { psn, until: now + timer.duration() / 2, left: RnrNaks::IN_HALF_A_TIMER };
@@ -108,7 +107,7 @@ impl Default for Responder {
 }
 
 impl Responder {
-    /// For a connection, in the memory of the one before it.
+    /// For a connection, in the memory of the previous one.
     pub(crate) fn renewed(self, attributes: &ReadyToReceive) -> Responder {
         Responder {
             expected: attributes.rq_psn,
@@ -118,12 +117,12 @@ impl Responder {
         }
     }
 
-    /// Takes the memory for as many READs and atomics now, while that is welcome.
+    /// Allocates the memory for this many READs and atomics now, when allocation is permitted.
     pub(crate) fn reserve(&mut self, max_dest_rd_atomic: u8) {
         self.outcomes.resize(max_dest_rd_atomic);
     }
 
-    /// Of an unreliable connection.
+    /// For an unreliable connection.
     pub(crate) fn expecting(rq_psn: Psn) -> Responder {
         Responder { expected: rq_psn, ..Responder::default() }
     }
@@ -143,34 +142,34 @@ impl Responder {
         self.min_rnr_timer
     }
 
-    /// What may come next.
+    /// The packets that may follow.
     pub(crate) fn successor(&self) -> Successor {
         self.successor
     }
 
-    /// Gives up the message under way; its receive is there for the next one.
+    /// Drops the current message; its receive is available for the next one.
     pub(crate) fn abandon_message(&mut self) {
         self.message = InboundMessage::None;
         self.successor = Successor::NewMessage;
     }
 
-    /// The next packet is to have this PSN.
+    /// Sets the PSN of the next packet.
     pub(crate) fn expect(&mut self, psn: Psn) {
         self.expected = psn;
     }
 
-    /// The acknowledgement is owed no more.
+    /// The acknowledgement is no longer owed.
     pub(crate) fn forget_ack(&mut self) {
         self.ack.forget();
     }
 
-    /// Messages completed.
+    /// Completed messages.
     pub(crate) fn msn(&self) -> u32 {
         self.msn
     }
 
-    /// What was executed from `psn` on can't be made visible: the messages before are complete, and what they are owed is owed
-    /// still. Returns whether anything was to be told of what is behind them.
+    /// The requests executed from `psn` on can't be made visible: the messages before are complete, and their responses are
+    /// still owed. Returns whether a response to later ones was owed.
     pub(crate) fn go_back_to(&mut self, psn: Psn, msn: u32) -> bool {
         let tells = self.ack.is_owed() || self.nak_owed.is_some() || self.outcomes.maybe_owe();
         self.ack.forget();
@@ -184,8 +183,8 @@ impl Responder {
         self.expected
     }
 
-    /// A request of one's own has ended the connection: forgets what is owed but for the ACK of what was
-    /// executed; that too if an answer is missing before it.
+    /// A local request has ended the connection: cancels what is owed except the ACK of executed requests; the ACK too if a
+    /// response is missing before it.
     pub(crate) fn give_up(&mut self) {
         let ack = self.ack;
         let is_last = self.outcomes.next_owed().is_none();
@@ -195,14 +194,14 @@ impl Responder {
         }
     }
 
-    /// Forgets what is owed.
+    /// Cancels what is owed.
     pub(crate) fn silence(&mut self) {
         self.ack.forget();
         self.nak_owed = None;
         self.outcomes.clear();
     }
 
-    /// A request of one's own was sent.
+    /// A local request was sent.
     pub(crate) fn note_request(&mut self, poll: u64) {
         self.ack.note_request(poll);
     }
@@ -218,13 +217,13 @@ impl Responder {
 pub(crate) enum RequestRefusal {
     /// Malformed or not allowed.
     Invalid,
-    /// Memory that it may not reach.
+    /// Memory that it may not access.
     Access,
-    /// The local receive is at fault: how it ends, and what the peer is told.
+    /// A fault of the local receive: its status, and the NAK.
     Receive(WcStatus, Nak),
     /// There is no receive for it.
     NotReady,
-    /// It is for memory of a device, and there is no room on the way.
+    /// It is for device memory, and there is no free staging chunk.
     NoRoom,
 }
 
@@ -235,7 +234,7 @@ impl From<NoRoom> for RequestRefusal {
 }
 
 impl QueuePair {
-    /// Takes a request.
+    /// Processes a request.
     #[inline]
     pub(crate) fn receive_request(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
@@ -253,7 +252,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes the request whose turn it is.
+    /// Processes the expected request.
     #[inline(always)]
     pub(crate) fn receive_expected(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         self.note_established(shared);
@@ -268,7 +267,7 @@ impl QueuePair {
         }
     }
 
-    /// What a NAK that was sent or is owed asks for is here.
+    /// The packet for which a NAK was sent or is owed has arrived.
     #[cold]
     #[inline(never)]
     fn end_refusal(&mut self, shared: &mut Shared) {
@@ -277,7 +276,7 @@ impl QueuePair {
         self.end_wait_for_request(shared);
     }
 
-    /// Says once that the peer has begun to send, be there a receive for it or not.
+    /// Reports once that the peer has started to send, whether there is a receive or not.
     #[inline]
     pub(crate) fn note_established(&mut self, shared: &mut Shared) {
         if self.state == QpState::Rtr && !self.responder.established {
@@ -287,7 +286,7 @@ impl QueuePair {
         }
     }
 
-    /// Something is missing before this packet: one NAK says what.
+    /// A packet is missing before this one: one NAK reports it.
     fn receive_early(&mut self, shared: &mut Shared, packet: &Packet<'_>, distance: u32) {
         shared.count(Counter::OutOfSequence);
         if self.selective.is_some() {
@@ -331,7 +330,7 @@ impl QueuePair {
             return Err(RequestRefusal::NotReady);
         }
         if needs_receive && opcode.operation() == Operation::Send {
-            // From here on a failure is that of the receive in hand.
+            // From here on a failure is attributed to the current receive.
             self.responder.message = InboundMessage::Send { received: 0 };
         }
         if !payload_fits || !packet.pad_fits() || !length_fits {
@@ -350,7 +349,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether the queue pair was given the right to this operation.
+    /// Whether the queue pair has the right to this operation.
     #[inline(always)]
     pub(crate) fn allows(&self, packet: &Packet<'_>) -> bool {
         let needed = match packet.opcode.operation() {
@@ -375,7 +374,7 @@ impl QueuePair {
         if shared.mrs.check_local(self.receive_pd, receive.sges, Access::LOCAL_WRITE).is_err() {
             return Err(RequestRefusal::Receive(WcStatus::LocProtErr, Nak::RemoteOperationalError));
         }
-        // What lands still may be for the same memory of the host.
+        // Outstanding copies may be for the same host memory.
         let with_host = self.is_landing();
         if with_host || !shared.mrs.scatter(receive.sges, received, packet.payload) {
             self.land_receive(shared, &[(received, packet.payload)], with_host)?;
@@ -414,12 +413,12 @@ impl QueuePair {
         if is_last != (len == remaining) || len > remaining {
             return Err(RequestRefusal::Invalid);
         }
-        // The whole range on the first packet, what is left of it on each later one: the region
-        // may have gone in between. Nothing is checked for a WRITE of nothing (C9-88).
+        // The whole range on the first packet, the rest of it on each later one: the region may have been deregistered in
+        // between. A zero-length WRITE is not checked (C9-88).
         if total > 0 {
             let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_WRITE, va, remaining);
             let grant = grant.map_err(|_| RequestRefusal::Access)?;
-            // What lies in memory of the host may say that what came before is there.
+            // Data in host memory may signal that earlier data has arrived.
             if self.is_landing() || !shared.mrs.write(grant, packet.payload) {
                 self.land_write(shared, grant, packet.payload, is_last)?;
             }
@@ -439,7 +438,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The end of the oldest receive: `wc`, but for what the packet and the receive say themselves.
+    /// Completes the oldest receive: `wc` plus the fields of the packet and the receive.
     pub(crate) fn complete_receive(&mut self, shared: &mut Shared, packet: &Packet<'_>, wc: WorkCompletion) {
         if let Some(wr_id) = self.rq.pop(&mut shared.mrs) {
             shared.counters.count_if(wc.opcode == WcOpcode::Recv, Counter::RdmaRecvs);
@@ -449,8 +448,7 @@ impl QueuePair {
         }
     }
 
-    /// A request that was executed before: nothing is executed again, but the answer may have been
-    /// lost.
+    /// A request that was executed before: it is not executed again, but the response may have been lost.
     #[inline(never)]
     fn receive_duplicate(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         shared.count(Counter::DuplicateRequest);
@@ -475,8 +473,7 @@ impl QueuePair {
         self.schedule(shared);
     }
 
-    /// What is remembered of a duplicate's answer. Memory that is to be read again must still be
-    /// there for the peer.
+    /// The remembered part of a duplicate's response. Memory that is read again must still be accessible to the peer.
     fn remembered_part(&self, shared: &Shared, packet: &Packet<'_>) -> Option<Part> {
         let (psn, reth) = (packet.bth.psn(), packet.reth());
         let outcome = self.responder.outcomes.at(psn)?;
@@ -499,14 +496,14 @@ impl QueuePair {
                 self.refuse_for_now(shared, Duration::ZERO);
             }
             RequestRefusal::NoRoom => {
-                /// A peer whose `rnr_retry` is small must not have used it up before a copy ends.
+                /// Before a copy ends, a peer with a small `rnr_retry` must not have used it up.
                 const LONG_COPY: Duration = Duration::from_millis(10);
                 shared.count(Counter::RxStagingFull);
-                // It may have been the first of a message that is not there then.
+                // It may have been the first of a message, which is then not received.
                 if self.responder.successor == Successor::NewMessage {
                     self.responder.message = InboundMessage::None;
                 }
-                // Asked for again when there is room. A peer whose timer runs out before is told to wait.
+                // A NAK requests it again when there is room. A peer whose timer expires before gets an RNR NAK.
                 if self.is_refused_again() {
                     self.refuse_for_now(shared, LONG_COPY);
                 } else {
@@ -522,7 +519,7 @@ impl QueuePair {
                 if shared.drop_access_errors =>
             {
                 shared.count(Counter::RxAccessErrors);
-                // It may have been the first of a message that is not there then.
+                // It may have been the first of a message, which is then not received.
                 if self.responder.successor == Successor::NewMessage {
                     self.responder.message = InboundMessage::None;
                 }
@@ -545,7 +542,7 @@ impl QueuePair {
         }
     }
 
-    /// There is room for the request that was dropped for want of it.
+    /// There is room for the request that was dropped for lack of it.
     #[cold]
     pub(crate) fn ask_again(&mut self, shared: &mut Shared) {
         if self.service == Service::Rc && self.state != QpState::Error {
@@ -553,7 +550,7 @@ impl QueuePair {
         }
     }
 
-    /// An RNR NAK, unless the peer has had enough of them for this packet.
+    /// An RNR NAK, unless the limit for this packet is reached.
     pub(crate) fn refuse_for_now(&mut self, shared: &mut Shared, least: Duration) {
         let Some(mut timer) = self.responder.min_rnr_timer else { return };
         if timer.duration() < least {
@@ -562,7 +559,7 @@ impl QueuePair {
         let Responder { rnr_naks, nak_sent, nak_owed, expected, .. } = &mut self.responder;
         *nak_sent = true;
         if let Some((_, Syndrome::RnrNak(_))) = nak_owed {
-            // It answers this one too.
+            // The outstanding one answers this one too.
             return;
         }
         *nak_owed = None;
@@ -574,8 +571,8 @@ impl QueuePair {
         self.owe_nak(shared, Syndrome::RnrNak(timer));
     }
 
-    /// The end of a connection by a bad request: the receive in hand tells the application, or,
-    /// when there is none, an event does (C9-222.1.1).
+    /// Ends a connection after a bad request: the application is notified by the current receive, or, if there is none, by
+    /// an event (C9-222.1.1).
     pub(crate) fn fail_receive(&mut self, shared: &mut Shared, status: WcStatus, event: Event) {
         match self.responder.message {
             InboundMessage::Send { .. } => self.complete_receive_in_error(shared, status),
@@ -585,13 +582,13 @@ impl QueuePair {
         self.enter_error(shared);
     }
 
-    /// Everything that was executed is to be acknowledged.
+    /// All executed requests must be acknowledged.
     pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
         self.responder.ack.owe(shared.now, shared.poll);
         self.schedule(shared);
     }
 
-    /// The NAK names the expected PSN, and acknowledges everything before it.
+    /// The NAK contains the expected PSN, and acknowledges everything before it.
     pub(crate) fn owe_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
         self.responder.nak_owed = Some((self.responder.expected, syndrome));
         self.responder.ack.forget();

@@ -8,8 +8,7 @@ struct PostedReceive {
     length: u32,
 }
 
-/// Posted receive work requests, oldest first. The oldest stays at the head while its message is
-/// under way.
+/// Posted receive WRs, the oldest first. The oldest stays at the head during its message.
 pub(crate) struct ReceiveQueue {
     posted: Box<[PostedReceive]>,
     sges: Box<[Sge]>,
@@ -18,17 +17,17 @@ pub(crate) struct ReceiveQueue {
     tail: u32,
 }
 
-/// The oldest receive work request.
+/// The oldest receive WR.
 #[derive(Clone, Copy)]
 pub(crate) struct Receive<'a> {
     pub(crate) wr_id: u64,
     pub(crate) sges: &'a [Sge],
-    /// Bytes that fit.
+    /// The number of bytes that fit.
     pub(crate) length: u32,
 }
 
 impl ReceiveQueue {
-    /// At least `depth` requests of up to `max_sge` pieces.
+    /// At least `depth` receive WRs of up to `max_sge` pieces.
     pub(crate) fn new(depth: u32, max_sge: u8, filler: Mr) -> ReceiveQueue {
         let depth = depth.next_power_of_two() as usize;
         let max_sge = usize::from(max_sge);
@@ -45,7 +44,7 @@ impl ReceiveQueue {
         self.posted.len() as u32
     }
 
-    /// Receives that are posted.
+    /// The number of posted receives.
     pub(crate) fn len(&self) -> u32 {
         self.tail.wrapping_sub(self.head)
     }
@@ -54,8 +53,7 @@ impl ReceiveQueue {
         self.head == self.tail
     }
 
-    /// Moves the oldest receive of `from` here, memory and all. Returns whether there was one, and
-    /// room for it.
+    /// Moves the oldest receive of `from` here, with its memory references. Returns whether there was one, and room for it.
     pub(crate) fn take(&mut self, from: &mut ReceiveQueue) -> bool {
         let Some(Receive { wr_id, sges, length }) = from.front() else { return false };
         if self.len() == self.depth() || sges.len() > self.max_sge {
@@ -92,7 +90,7 @@ impl ReceiveQueue {
         Some(Receive { wr_id, sges, length })
     }
 
-    /// Takes the oldest out and lets go of its memory. Returns its `wr_id`.
+    /// Removes the oldest and unpins its memory. Returns its `wr_id`.
     pub(crate) fn pop(&mut self, mrs: &mut MemoryRegions) -> Option<u64> {
         let Receive { wr_id, sges, .. } = self.front()?;
         mrs.unpin(sges);
@@ -105,7 +103,7 @@ impl ReceiveQueue {
     }
 }
 
-/// The bytes of a list of pieces, if the list is short enough and the sum is a message.
+/// The length of a list of pieces, if the list is short enough and the sum is a valid message length.
 #[inline]
 pub(crate) fn total_length(sges: &[Sge], max_sge: usize) -> Result<u32, Error> {
     if sges.len() > max_sge {

@@ -1,5 +1,5 @@
-//! When a queue pair is looked at again. Its transmit step returns a [`Wait`], and so does its timer: the one
-//! thing that it waits for. Whatever else happens to it (a frame, a work request) puts it into the active list.
+//! When a queue pair is checked again. Its transmit step returns a [`Wait`], and so does its timer: what it waits for. Any
+//! other event (a frame, a work request) puts it into the active list.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -8,17 +8,17 @@ use ferroce_driver::Nanos;
 
 use crate::engine::timer::TimerWheel;
 
-/// What a queue pair with nothing to send waits for. A packet of its peer or a work request end every wait but
-/// that for a ticket.
+/// What a queue pair with nothing to send waits for. A packet of its peer or a work request ends every wait except that for
+/// a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Nothing of its own.
     Nothing,
-    /// The next poll, as an ACK does that requests may carry further.
+    /// The next poll, for an ACK that requests may delay further.
     NextPoll,
-    /// A time: an ACK timeout, an RNR timer, the end of an ACK's patience.
+    /// A time: an ACK timeout, an RNR timer, the end of an ACK's delay.
     At(Nanos),
-    /// Something that is not known when: it sends nothing before.
+    /// An event at an unknown time: it sends nothing before.
     Ticket(Ticket),
 }
 
@@ -30,14 +30,14 @@ impl Wait {
     }
 }
 
-/// Something that queue pairs wait for beside time: a next hop that is being looked for.
+/// An event other than a time: the resolution of a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(NonZeroU32);
 
-/// The slots of queue pairs by what they wait for. Each is in one of `active`, `later` and `parked` at most
-/// (`QueuePair::scheduled`), and in the wheel besides.
+/// The slots of queue pairs by what they wait for. Each is in at most one of `active`, `later` and `parked`
+/// (`QueuePair::scheduled`), and may also be in the wheel.
 pub(crate) struct Scheduler {
-    /// Those that may have something to send.
+    /// Those that may have frames to send.
     active: VecDeque<u32>,
     /// Those that wait for the next poll.
     later: Vec<u32>,
@@ -45,13 +45,13 @@ pub(crate) struct Scheduler {
     parked: Vec<(Ticket, u32)>,
     capacity: usize,
     wheel: TimerWheel,
-    /// Frames that the queue pair at the front of the active list has sent in this turn.
+    /// Frames sent in this turn by the queue pair at the front of the active list.
     turn: u32,
-    /// The last ticket that was given out.
+    /// The last ticket issued.
     last: Ticket,
 }
 
-/// Frames of one queue pair before the next has its turn.
+/// The most frames of one queue pair before the turn of the next.
 const QUANTUM: u32 = 32;
 
 impl Scheduler {
@@ -76,13 +76,13 @@ impl Scheduler {
         }
     }
 
-    /// Puts a queue pair that is in no list into the active one.
+    /// Adds a queue pair that is in no list to the active one.
     #[inline]
     pub(crate) fn activate(&mut self, index: u32) {
         self.active.push_back(index);
     }
 
-    /// The queue pair whose turn it is, and whether the turn begins.
+    /// The queue pair whose turn it is, and whether the turn starts.
     #[inline]
     pub(crate) fn turn(&mut self) -> Option<(u32, bool)> {
         if self.turn == QUANTUM && !self.active.is_empty() {
@@ -105,7 +105,7 @@ impl Scheduler {
         self.active.pop_front();
     }
 
-    /// The queue pair that is so many places behind the front of the active list.
+    /// The queue pair at this position of the active list, counted from the front.
     #[inline]
     pub(crate) fn ahead(&self, places: usize) -> Option<u32> {
         self.active.get(places).copied()
@@ -126,32 +126,32 @@ impl Scheduler {
         true
     }
 
-    /// A queue pair is looked at by `time`, whatever else it waits for.
+    /// A queue pair is checked by `time`, whatever else it waits for.
     #[inline]
     pub(crate) fn at(&mut self, index: u32, time: Nanos) {
         self.wheel.ensure(index, time);
     }
 
-    /// The next queue pair whose time has come.
+    /// The next queue pair whose time is due.
     #[inline]
     pub(crate) fn due(&mut self, now: Nanos) -> Option<u32> {
         self.wheel.pop(now)
     }
 
-    /// A new thing to wait for.
+    /// A new ticket.
     pub(crate) fn ticket(&mut self) -> Ticket {
         self.parked.reserve(self.capacity - self.parked.len());
         self.last = Ticket(self.last.0.checked_add(1).unwrap_or(NonZeroU32::MIN));
         self.last
     }
 
-    /// What the ticket stands for is there, or never will be: whoever waits for it goes on.
+    /// The event of the ticket has occurred, or never will: all that wait for it continue.
     pub(crate) fn redeem(&mut self, ticket: Ticket) {
         let Scheduler { active, parked, .. } = self;
         active.extend(parked.extract_if(.., |(of, _)| *of == ticket).map(|(_, index)| index));
     }
 
-    /// A queue pair has no timer any more, and waits for no ticket. Returns whether it did.
+    /// Cancels the timer of a queue pair, and its wait for a ticket. Returns whether it waited for one.
     pub(crate) fn release(&mut self, index: u32) -> bool {
         self.wheel.cancel(index);
         let before = self.parked.len();
@@ -159,7 +159,7 @@ impl Scheduler {
         self.parked.len() < before
     }
 
-    /// A queue pair is gone.
+    /// A queue pair no longer exists.
     pub(crate) fn remove(&mut self, index: u32) {
         self.release(index);
         self.active.retain(|active| *active != index);
@@ -167,18 +167,18 @@ impl Scheduler {
         self.turn = 0;
     }
 
-    /// Whether there may be something to send.
+    /// Whether there may be frames to send.
     pub(crate) fn is_active(&self) -> bool {
         !self.active.is_empty()
     }
 
-    /// Whether somebody waits for the next poll.
+    /// Whether a queue pair waits for the next poll.
     #[inline]
     pub(crate) fn awaits_poll(&self) -> bool {
         !self.later.is_empty()
     }
 
-    /// When somebody is to be looked at, even if nothing happens.
+    /// When a queue pair must be checked even without an event.
     pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         if self.awaits_poll() { Some(now) } else { self.wheel.next_deadline() }
     }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_pair_is_looked_at_when_its_wait_is_over() {
+    fn a_queue_pair_is_checked_when_its_wait_ends() {
         let mut scheduler = Scheduler::new(4);
         let ticket = scheduler.ticket();
         let waits = [Wait::Nothing, Wait::NextPoll, Wait::At(Nanos(5000)), Wait::Ticket(ticket)];
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_round() {
+    fn turns_are_round_robin() {
         let mut scheduler = Scheduler::new(2);
         scheduler.activate(0);
         scheduler.activate(1);

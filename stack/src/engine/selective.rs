@@ -1,11 +1,10 @@
-//! Selective repeat, the sending half: what the peer holds is not sent again, and what is missing is
-//! sent again once something that was sent after it has arrived.
+//! Selective repeat, the sending half: packets that the peer holds are not retransmitted, and missing ones are
+//! retransmitted once a packet sent later has arrived.
 //!
-//! Everything that was sent has a serial number, and all that arrives (a request that is named or
-//! acknowledged, a response) is evidence of one. What was sent before the newest of those and has
-//! not arrived is lost, for packets of a queue pair stay in order. A resend gets a new number, so
-//! the same rule says when it is lost as well. Requests that are held are passed by what is asked for
-//! again, so of them only those that are named show anything.
+//! Every transmission has a serial number, and every arrival (a request that is reported as held or acknowledged, a
+//! response) is evidence of one. Packets of a queue pair stay in order, so a transmission before the newest evidence that
+//! has not arrived is lost. A retransmission gets a new number, so the same rule determines when it is lost as well.
+//! Retransmissions overtake held requests, so of those only the reported ones are evidence.
 
 use ferroce_driver::Nanos;
 use ferroce_wire::{Nak, Opcode, Operation, Packet, Position, Psn, Sack, Syndrome};
@@ -19,7 +18,7 @@ use crate::engine::sq::Wqe;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{SendOp, WcStatus};
 
-/// What a queue pair has more when both ends have agreed on selective repeat.
+/// The additional state of a queue pair if both ends have negotiated selective repeat.
 pub(crate) struct Selective {
     pub(crate) reorder: Reorder,
     pub(crate) scoreboard: Scoreboard,
@@ -31,40 +30,38 @@ impl Selective {
     }
 }
 
-/// What is known of the packets in flight. PSNs are those from `una` to `sent` of the requester,
-/// less than `SPAN`.
+/// The state of the packets in flight. PSNs are those from the requester's `una` to `sent`, less than `SPAN`.
 pub(crate) struct Scoreboard {
-    /// Packets in flight that are not known to have arrived, at most.
+    /// The most packets in flight that are not known to have arrived.
     window: u32,
-    /// READs are asked for in parts of so many packets, each a READ to the responder, so that what
-    /// is under way stays within the span.
+    /// READs are requested in parts of this many packets, each a READ to the responder, so that the packets in flight stay
+    /// within the span.
     read_part: u32,
     /// Everything before it was executed.
     executed: Psn,
-    /// Not to be sent again: the responder holds it or has executed it; of a READ or an atomic, its
-    /// response is here.
+    /// Not to be retransmitted: the responder holds or has executed it; for a READ or an atomic, its response has arrived.
     held: PsnSet,
-    /// To be sent again.
+    /// To be retransmitted.
     lost: PsnSet,
-    /// Sent more than once: what arrives may have been either.
+    /// Sent more than once: an arrival may be of any transmission.
     resent: PsnSet,
-    /// READs and atomics: only their responses end them.
+    /// READs and atomics: only their responses complete them.
     explicit: PsnSet,
-    /// Those whose requests are held before their turn.
+    /// Those whose requests are held early.
     waiting: PsnSet,
     transmissions: Box<[Transmission; SPAN as usize]>,
-    /// The newest packet that asked for an acknowledgement because it filled the window.
+    /// The newest packet that requested an acknowledgement because it filled the window.
     asked: Psn,
-    /// The number of the newest transmission.
+    /// The serial number of the newest transmission.
     serial: u32,
-    /// What was executed and answered: shows what became of all that was executed before, and of the
-    /// request whose turn it is. Others may be held, and what is repaired passes them by.
+    /// Executed and answered requests: evidence about everything executed before, and about the next expected request.
+    /// Others may be held, and retransmissions overtake them.
     progress: Evidence,
-    /// What is held: shows what became of the requests before it.
+    /// Held requests: evidence about the requests before them.
     named: Evidence,
-    /// There is evidence that nobody has looked at.
+    /// There is new evidence.
     fresh: bool,
-    /// Behind the newest PSN known to have arrived.
+    /// After the newest PSN known to have arrived.
     high: Psn,
     /// The shortest time from a transmission to its evidence, in ticks.
     min_rtt: u32,
@@ -73,7 +70,7 @@ pub(crate) struct Scoreboard {
 #[derive(Clone, Copy, Default)]
 struct Transmission {
     serial: u32,
-    /// When, in ticks that wrap.
+    /// The time, in ticks that wrap.
     at: u32,
 }
 
@@ -81,25 +78,25 @@ struct Transmission {
 #[derive(Clone, Copy, Default)]
 struct Evidence {
     serial: u32,
-    /// Behind its PSN.
+    /// The PSN after it.
     behind: Psn,
-    /// It was a resend.
+    /// It was a retransmission.
     is_resent: bool,
 }
 
 impl Evidence {
-    /// Whether it is newer than the transmission with this number, as far as that goes before `psn`.
+    /// Whether it is newer than the transmission with this number, for packets before `psn`.
     fn is_after(&self, serial: u32, psn: Psn) -> bool {
         let newer = self.serial.wrapping_sub(serial) as i32;
         newer > 0 || newer == 0 && self.behind.distance(psn) > 0
     }
 }
 
-/// The most packets in flight. A hole is filled a window after it was noticed, and meanwhile as many
-/// new packets are sent, if the span has room for two windows and a part of a READ.
+/// The most packets in flight. A hole is filled one window after it was detected, and as many new packets are sent
+/// meanwhile, if the span has room for two windows and a part of a READ.
 const MAX_SELECTIVE_WINDOW: u32 = SPAN * 7 / 16;
 
-/// 256 ns, so that 32 bits of ticks last longer than a packet in flight.
+/// 256 ns, so that 32 bits of ticks exceed the lifetime of a packet in flight.
 fn ticks(now: Nanos) -> u32 {
     (now.0 >> 8) as u32
 }
@@ -138,20 +135,19 @@ impl Scoreboard {
         &mut self.transmissions[(psn.value() % SPAN) as usize]
     }
 
-    /// How many of the packets between `una` and `sent` may still be on their way.
+    /// How many of the packets between `una` and `sent` may still be in flight.
     fn in_flight(&self, una: Psn, sent: Psn) -> u32 {
         (sent.distance(una).max(0) as u32).saturating_sub(self.held.len())
     }
 
-    /// Whether `wanted` more may be sent from `psn` on, which is the first that never was.
+    /// Whether `wanted` more may be sent from `psn` on, the first that was never sent.
     pub(crate) fn admits(&self, una: Psn, psn: Psn, wanted: u32) -> bool {
         let span = psn.distance(una).max(0) as u32 + wanted;
         span < SPAN && self.in_flight(una, psn) + wanted <= self.window
     }
 
-    /// Whether a new packet at `psn` must ask for an acknowledgement because nothing more may be sent
-    /// behind it. Not if another did so: a window that is full most of the time would have every
-    /// packet acknowledged.
+    /// Whether a new packet at `psn` must request an acknowledgement because nothing more may be sent after it. Not if
+    /// another one did: otherwise every packet would be acknowledged while the window is full.
     pub(crate) fn must_ask(&mut self, una: Psn, psn: Psn) -> bool {
         let under_way = self.asked.distance(una) >= 0 && !self.held.contains(self.asked);
         let must = !under_way && !self.admits(una, psn + 1, 1);
@@ -161,12 +157,12 @@ impl Scoreboard {
         must
     }
 
-    /// How many packets of a READ are asked for at once from `packet` on, of those that are left.
+    /// How many packets of a READ are requested at once from `packet` on, of those that are left.
     pub(crate) fn read_count(&self, packet: u32, packets: u32) -> u32 {
         (packets - packet).min(self.read_part - packet % self.read_part)
     }
 
-    /// A request was sent that takes `count` PSNs.
+    /// A request that occupies `count` PSNs was sent.
     pub(crate) fn note_sent(&mut self, psn: Psn, count: u32, explicit: bool, now: Nanos) {
         self.serial = self.serial.wrapping_add(1);
         let transmission = Transmission { serial: self.serial, at: ticks(now) };
@@ -178,15 +174,15 @@ impl Scoreboard {
         }
     }
 
-    /// As `note_sent`, of what was lost.
+    /// As `note_sent`, for a retransmission.
     fn note_resent(&mut self, psn: Psn, count: u32, now: Nanos) {
         self.note_sent(psn, count, false, now);
         self.resent.insert_range_without(psn, psn + count, &PsnSet::default());
         self.lost.remove_range(psn, psn + count);
     }
 
-    /// The request at `psn`, a READ or an atomic, waits at the responder for what is missing before
-    /// it: until that was executed, no answer to it can be lost.
+    /// The request at `psn`, a READ or an atomic, is held at the responder until the missing packets before it were
+    /// executed: until then no response to it can be lost.
     fn note_waiting(&mut self, psn: Psn, sent: Psn) {
         if psn.distance(self.executed) < 0 {
             return;
@@ -200,7 +196,7 @@ impl Scoreboard {
         }
     }
 
-    /// A transmission of `psn` has arrived; `is_named` where it is held.
+    /// A transmission of `psn` has arrived; `is_named` if it is held.
     fn arrived(&mut self, psn: Psn, is_named: bool, now: Nanos) {
         let Transmission { serial, at } = *self.transmission(psn);
         let is_resent = self.resent.contains(psn);
@@ -211,7 +207,7 @@ impl Scoreboard {
         if !is_resent {
             self.min_rtt = self.min_rtt.min(took);
         } else if took < self.min_rtt {
-            // Too soon for the resend: the first one was late, not lost.
+            // Too early for the retransmission: the first one was late, not lost.
             return;
         }
         let evidence = Evidence { serial, behind: psn + 1, is_resent };
@@ -231,7 +227,7 @@ impl Scoreboard {
         }
     }
 
-    /// As `executed_before`, and nothing is held behind it, or the responder would have named it.
+    /// As `executed_before`, and nothing is held after it, because the responder would have reported it.
     fn all_executed_before(&mut self, psn: Psn, now: Nanos) {
         self.executed_before(psn, now);
         if self.progress.is_after(self.named.serial, self.named.behind) {
@@ -239,15 +235,14 @@ impl Scoreboard {
         }
     }
 
-    /// A response is here.
+    /// A response has arrived.
     fn answered(&mut self, psn: Psn, now: Nanos) {
         self.arrived(psn, false, now);
         self.held.insert(psn);
         self.executed_before(psn + 1, now);
     }
 
-    /// The responder misses `missing` and names what it holds behind it. Returns whether it named
-    /// anything new.
+    /// The responder lacks `missing` and reports what it holds after it. Returns whether it reported anything new.
     fn named(&mut self, missing: Psn, sent: Psn, sack: &Sack, now: Nanos) -> bool {
         let unknown = PsnSet::from_bits(sack.bits()).without(&self.held);
         let (mut any, mut from) = (false, missing + 1);
@@ -260,14 +255,14 @@ impl Scoreboard {
                 any |= self.held.insert(psn);
             }
         }
-        // Whatever came behind it may have found no room, and then nothing is named.
+        // Packets after it may not have found room, and then none is reported.
         if !self.resent.contains(missing) && !self.held.contains(missing) {
             self.lost.insert(missing);
         }
         any
     }
 
-    /// What lies before `una` is complete.
+    /// Everything before `una` is complete.
     fn forget(&mut self, from: Psn, una: Psn) {
         let Scoreboard { held, lost, resent, explicit, waiting, .. } = self;
         for set in [held, lost, resent, explicit, waiting] {
@@ -275,7 +270,7 @@ impl Scoreboard {
         }
     }
 
-    /// Behind a READ that is not complete, what was executed is not sent again.
+    /// Executed packets after an incomplete READ are not retransmitted.
     fn keep_executed(&mut self, una: Psn) {
         if self.executed.distance(una) > 0 {
             self.held.insert_range_without(una, self.executed, &self.explicit);
@@ -284,8 +279,7 @@ impl Scoreboard {
         }
     }
 
-    /// Finds what is lost by the evidence since the last time. Returns whether anything is to be
-    /// sent again.
+    /// Determines what is lost from the evidence since the last time. Returns whether anything must be retransmitted.
     fn find_lost(&mut self, una: Psn, sent: Psn) -> bool {
         if std::mem::take(&mut self.fresh) {
             let Scoreboard { progress, named, executed, .. } = *self;
@@ -306,22 +300,22 @@ impl Scoreboard {
         self.lost.len() > 0
     }
 
-    /// Everything counts as lost that is not known to be held. The oldest does in any case: it was
-    /// held once, perhaps, and found no receive.
+    /// Everything that is not known to be held is considered lost. The oldest is in any case: it may have been held, and
+    /// found no receive.
     pub(crate) fn lose_all(&mut self, una: Psn, sent: Psn) {
         self.held.remove(una);
         self.waiting = PsnSet::default();
         self.lost.insert_range_without(una, sent, &self.held);
     }
 
-    /// This is to be sent again.
+    /// This must be retransmitted.
     pub(crate) fn lose(&mut self, psn: Psn) {
         self.lost.insert(psn);
     }
 
-    /// How many packets are asked for again from `psn` on, of the `most` that are left of its part.
-    /// If the request itself may be lost, all of them: the responder must not take a piece of it
-    /// for a READ of its own, which is one more than it was told to expect.
+    /// How many packets are requested again from `psn` on, of the `most` that are left of its part. If the request itself
+    /// may be lost, all of them: the responder must not process a part of it as a separate READ, which would exceed the
+    /// number that it expects.
     fn missing_of_read(&self, psn: Psn, most: u32) -> u32 {
         if psn.distance(self.executed) >= 0 {
             return most;
@@ -330,7 +324,7 @@ impl Scoreboard {
         1 + (1..most).take_while(missing).count() as u32
     }
 
-    /// The oldest that is to be sent again.
+    /// The oldest that must be retransmitted.
     fn next_lost(&mut self, una: Psn, sent: Psn) -> Option<Psn> {
         loop {
             let psn = self.lost.first(una, sent)?;
@@ -343,7 +337,7 @@ impl Scoreboard {
 }
 
 impl QueuePair {
-    /// Writes the oldest request that is to be sent again.
+    /// Writes the oldest request that must be retransmitted.
     #[inline(never)]
     pub(crate) fn transmit_again(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let (number, packet, count) = self.next_again(shared)?;
@@ -366,8 +360,8 @@ impl QueuePair {
         Some(length)
     }
 
-    /// The first packet that is lost and can be sent: its work request, its number there, and how many packets it asks for. A READ
-    /// that has no room for its responses holds up no other request, for which the peer may keep its own.
+    /// The first lost packet that can be sent: its work request, its number there, and how many packets it requests. A READ
+    /// without room for its responses does not delay other requests, which the peer may need to free its own room.
     fn next_again(&mut self, shared: &mut Shared) -> Option<(u32, u32, u32)> {
         let mut from = self.requester.una();
         let mut reads_wait = false;
@@ -388,7 +382,7 @@ impl QueuePair {
         }
     }
 
-    /// The first packet from `from` on that is lost: its work request, and its number there.
+    /// The first lost packet from `from` on: its work request, and its number there.
     pub(crate) fn next_lost(&mut self, from: Psn) -> Option<(u32, u32)> {
         let sent = self.requester.sent();
         let psn = self.selective.as_mut()?.scoreboard.next_lost(from, sent)?;
@@ -396,8 +390,8 @@ impl QueuePair {
         Some((number, psn.distance(self.sq.wqe(number).first_psn) as u32))
     }
 
-    /// The PSN before which the peer has executed everything: behind READs whose responses are not here yet, if it repeats
-    /// selectively.
+    /// The PSN before which the peer has executed everything: with selective repeat it may be after READs whose responses
+    /// have not arrived.
     pub(crate) fn executed_by_peer(&self) -> Psn {
         let una = self.requester.una();
         match &self.selective {
@@ -408,11 +402,11 @@ impl QueuePair {
         }
     }
 
-    /// The work request that `psn`, which was sent, belongs to.
+    /// The work request of `psn`, which was sent.
     fn find_sent(&self, psn: Psn) -> Option<u32> {
         let head = self.sq.head();
         let (mut from, mut count) = (head, self.requester.started(head));
-        // The last that starts at `psn` or before.
+        // The last one that starts at `psn` or before.
         while count > 1 {
             let middle = from.wrapping_add(count / 2);
             if psn.distance(self.sq.wqe(middle).first_psn) >= 0 {
@@ -427,8 +421,8 @@ impl QueuePair {
         (count == 1 && wqe.started && inside).then_some(from)
     }
 
-    /// Takes an ACK, a NAK, a READ response or an Atomic Acknowledge of a peer that repeats
-    /// selectively; `psn` is outstanding.
+    /// Processes an ACK, a NAK, a READ response or an Atomic Acknowledge of a peer that uses selective repeat; `psn` is
+    /// outstanding.
     #[inline(never)]
     pub(crate) fn receive_selective(
         &mut self,
@@ -444,7 +438,7 @@ impl QueuePair {
         match packet.opcode.operation() {
             Operation::ReadResponse | Operation::AtomicAcknowledge if is_ack => {
                 scoreboard.executed_before(psn, now);
-                // Before it is judged, what lies before it is complete.
+                // Before it is evaluated, earlier work requests are completed.
                 self.complete_executed(shared);
                 self.take_answer(shared, packet, psn);
             }
@@ -479,12 +473,12 @@ impl QueuePair {
         }
     }
 
-    /// Whether this asks for a request before which everything was executed, though not all answers are here. It may have been
-    /// held before its turn, and is no more.
+    /// Whether this NAK is for a request before which everything was executed, although not all responses have arrived. It
+    /// may have been held, and no longer is.
     fn refused_before_answers(&mut self, psn: Psn, syndrome: Syndrome) -> bool {
         let asks = matches!(syndrome, Syndrome::RnrNak(_) | Syndrome::Nak(Nak::PsnSequenceError));
         let Some(Selective { scoreboard, .. }) = self.selective.as_deref_mut() else { return false };
-        // If it was executed since, this is late.
+        // If it was executed since, the NAK is late.
         let counts = asks && psn == scoreboard.executed;
         if counts {
             scoreboard.held.remove(psn);
@@ -492,8 +486,8 @@ impl QueuePair {
         counts
     }
 
-    /// Takes the data of a READ response or Atomic Acknowledge, in its turn or not: until the work
-    /// request is complete its memory may hold anything.
+    /// Accepts the data of a READ response or Atomic Acknowledge, in order or not: until the work request is complete, its
+    /// memory is undefined.
     fn take_answer(&mut self, shared: &mut Shared, packet: &Packet<'_>, psn: Psn) {
         let (Some(number), Some(path_mtu)) = (self.find_sent(psn), self.path_mtu()) else { return };
         let wqe = *self.sq.wqe(number);
@@ -528,14 +522,13 @@ impl QueuePair {
         self.note_held(shared);
     }
 
-    /// More is held: it is out of the window, and the peer is there.
+    /// More packets are held: they leave the window, and the peer responds.
     fn note_held(&mut self, shared: &mut Shared) {
         self.arm_ack_timer(shared);
         self.schedule(shared);
     }
 
-    /// A response that can't be right ends the connection, in its turn; before that it counts as
-    /// lost.
+    /// An invalid response ends the connection when it is the expected one; before that it is considered lost.
     fn refuse_answer(&mut self, shared: &mut Shared, psn: Psn, status: WcStatus) {
         if psn == self.requester.una() {
             self.fail_oldest(shared, status);
@@ -544,7 +537,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes, in order, what was executed and has its data.
+    /// Completes, in order, work requests that were executed and have their data.
     fn complete_executed(&mut self, shared: &mut Shared) {
         let (from, sent) = (self.requester.una(), self.requester.sent());
         let mut una = from;
@@ -561,7 +554,7 @@ impl QueuePair {
             }
             let complete = una == end;
             if wqe.kind.is_read {
-                // Each part was a READ of its own; the last ends with the work request.
+                // Each part was a separate READ; the last ends with the work request.
                 let parts = |psn: Psn| psn.distance(first) as u32 / read_part;
                 let last = if complete { end - 1 } else { una };
                 self.requester.end_reads(parts(last) - parts(start));
@@ -583,8 +576,8 @@ impl QueuePair {
     }
 }
 
-/// Whether a response may stand at packet `index` of the work request: a part of a READ may begin and
-/// end anywhere, but nothing goes on before its start or beyond its end.
+/// Whether a response is valid at packet `index` of the work request: a part of a READ may start and end anywhere, but not
+/// extend before its start or beyond its end.
 fn fits_place(opcode: Opcode, wqe: &Wqe, index: u32) -> bool {
     let begins = matches!(opcode.position(), Position::First | Position::Only);
     let ends = matches!(opcode.position(), Position::Last | Position::Only);

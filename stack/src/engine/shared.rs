@@ -19,13 +19,13 @@ use crate::engine::staging::StagingPool;
 use crate::telemetry::counters::{Counter, Counters};
 use crate::verbs::{Config, Cq, DeviceAttributes, Event, Port, Srq, WorkCompletion};
 
-/// What queue pairs share, and what they reach while they handle a packet.
+/// State that queue pairs share, and access while they process a packet.
 pub(crate) struct Shared {
-    /// The time of the poll under way.
+    /// The time of the current poll.
     pub(crate) now: Nanos,
-    /// Its number.
+    /// The number of the current poll.
     pub(crate) poll: u64,
-    /// A completion or an event has come since somebody last asked.
+    /// A completion or an event was added since the last query.
     pub(crate) has_news: bool,
     pub(crate) mrs: MemoryRegions,
     pub(crate) cqs: Slab<CompletionQueue>,
@@ -34,23 +34,23 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     pub(crate) counters: Counters,
     pub(crate) scheduler: Scheduler,
-    /// A first packet came to a queue pair in RTR.
+    /// A first packet has arrived at a queue pair in RTR.
     pub(crate) comm_est: bool,
-    /// No ACK is kept back: there may be no more polls.
+    /// No ACK is delayed, because there may be no more polls.
     pub(crate) hurry: bool,
-    /// Packets in flight to one destination.
+    /// The window of packets in flight to one destination.
     pub(crate) window: u32,
     pub(crate) destinations: Destinations,
     pub(crate) reorder: ReorderPool,
     pub(crate) staging: StagingPool,
-    /// Of marked packets; boxed, for most contexts have none.
+    /// For marked packets; boxed, because most contexts have none.
     pub(crate) notification: Option<Box<NotificationPoint>>,
-    /// Requests that name memory which they may not reach are dropped.
+    /// Requests for memory that they may not access are dropped.
     pub(crate) drop_access_errors: bool,
     pub(crate) crc: Crc,
     /// Draws queue pair numbers and keys.
     pub(crate) rng: ChaCha20Rng,
-    /// Of each slab of this context.
+    /// The first generation of each slab of this context.
     pub(crate) generation: u32,
     pub(crate) device: DeviceAttributes,
 }
@@ -108,8 +108,8 @@ impl Shared {
         taken
     }
 
-    /// Puts a completion into `cq`. Returns whether there was room; a queue without room says so
-    /// once and takes nothing more.
+    /// Adds a completion to `cq`. Returns whether there was room; a full queue reports it once and accepts no more
+    /// completions.
     #[must_use]
     #[inline(always)]
     pub(crate) fn complete(&mut self, cq: Cq, wc: WorkCompletion, solicited: bool) -> bool {
@@ -129,10 +129,10 @@ impl Shared {
     }
 }
 
-/// Packets that a socket's buffer holds. It is the peer's that has to, whose size is not known; taken
-/// to be like one's own.
+/// The number of packets that fit in a socket's buffer. The relevant one is the peer's, whose size is unknown; it is
+/// assumed to equal the local one.
 fn admitted(port: &Port) -> u32 {
-    /// What the kernel counts for a packet besides twice its bytes.
+    /// The kernel's overhead per packet in addition to twice its bytes.
     const OVERHEAD: usize = 768;
     let Some(terms) = port.socket else { return u32::MAX };
     let payload = port.path_mtu(false).map_or(0, PathMtu::bytes) as usize;

@@ -1,4 +1,4 @@
-//! Where the objects are that handles name.
+//! Storage of objects by handle.
 
 use std::convert::Infallible;
 
@@ -15,7 +15,7 @@ struct Slot<T> {
 
 /// A fixed number of slots; nothing moves and nothing is allocated after `new`.
 ///
-/// Generations start anywhere ([`first_generation`]), so that a handle of another context names nothing here.
+/// Generations start at different values ([`first_generation`]), so that a handle of another context is invalid here.
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
@@ -33,7 +33,7 @@ impl<T> Slab<T> {
         self.slots.len()
     }
 
-    /// How many objects there are, and how many there can be.
+    /// The number of objects, and its limit.
     pub(crate) fn usage(&self) -> (usize, usize) {
         (self.slots.len() - self.free.len(), self.slots.len())
     }
@@ -42,7 +42,7 @@ impl<T> Slab<T> {
         self.free.is_empty()
     }
 
-    /// Stores what `make` makes of its own handle; `None` when all slots are taken.
+    /// Stores the object that `make` creates for its handle; `None` when all slots are taken.
     pub(crate) fn insert_with(&mut self, make: impl FnOnce(Handle) -> T) -> Option<Handle> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
@@ -66,7 +66,7 @@ impl<T> Slab<T> {
         self.slots.get(index as usize)?.value.as_ref()
     }
 
-    /// As [`at`](Slab::at), to change it.
+    /// As [`at`](Slab::at), mutable.
     pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
         self.slots.get_mut(index as usize)?.value.as_mut()
     }
@@ -90,7 +90,7 @@ impl<T> Slab<T> {
         self.free.last().copied()
     }
 
-    /// Fetches a slot into the cache.
+    /// Prefetches a slot into the cache.
     pub(crate) fn prefetch(&self, index: u32) {
         if let Some(slot) = self.slots.get(index as usize) {
             prefetch(slot);
@@ -101,7 +101,7 @@ impl<T> Slab<T> {
         self.remove_by(handle, |value| Ok::<T, (T, Infallible)>(value))?.ok()
     }
 
-    /// Removes what `end` can end; what it gives back stays.
+    /// Removes the object if `end` succeeds; if `end` returns it, it stays.
     pub(crate) fn remove_by<R, E>(
         &mut self,
         handle: Handle,
@@ -149,7 +149,8 @@ impl<T> Slab<T> {
     }
 }
 
-/// Where the generations of a context's handles start. Drawn beside the numbers that peers see, which do not change by it.
+/// The start of the generations of a context's handles. Drawn separately from the numbers that peers see, which it does not
+/// change.
 pub(crate) fn first_generation(rng: &ChaCha20Rng) -> u32 {
     let mut rng = rng.clone();
     rng.set_stream(1);
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_handle_names_nothing() {
+    fn a_stale_handle_is_invalid() {
         let mut slab = Slab::new(1, 9);
         let a = slab.insert_with(|_| "a").unwrap();
         assert_eq!(slab.insert_with(|_| "b"), None);
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_stays_under_its_handle() {
+    fn an_object_that_can_not_end_keeps_its_handle() {
         let mut slab = Slab::new(1, 9);
         let a = slab.insert_with(|_| "a").unwrap();
         assert_eq!(slab.remove_by(a, |value| Err::<(), _>((value, "busy"))), Some(Err("busy")));

@@ -8,7 +8,7 @@ use crate::verbs::{
     Data, Error, Feature, MAX_MESSAGE, Mr, SendFlags, SendOp, SendWorkRequest, Sge, WcOpcode,
 };
 
-/// A send work request in the queue. Nothing of its payload is kept: a resend reads memory again.
+/// A send work request in the queue. Its payload is not kept: a retransmission reads memory again.
 #[derive(Clone, Copy)]
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
@@ -19,14 +19,14 @@ pub(crate) struct Wqe {
     pub(crate) length: u32,
     sges: u8,
     inline: bool,
-    /// Its first packet has a PSN; the two fields below hold.
+    /// Its first packet has a PSN; the two fields below are valid.
     pub(crate) started: bool,
     pub(crate) first_psn: Psn,
-    /// PSNs that it takes: its packets, or for a READ those of the response.
+    /// The PSNs that it occupies: its packets, or for a READ those of the response.
     pub(crate) packets: u32,
 }
 
-/// What is left of a work request that was taken out of the queue.
+/// A work request that was removed from the queue.
 pub(crate) struct Ended {
     pub(crate) wr_id: u64,
     pub(crate) opcode: WcOpcode,
@@ -36,14 +36,14 @@ pub(crate) struct Ended {
 }
 
 impl Wqe {
-    /// The PSN after its last; only once it is started.
+    /// The PSN after its last; only valid once it is started.
     pub(crate) fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
     }
 }
 
-/// Posted send work requests, by running number: `head` is the oldest that is not complete, `tail`
-/// the next to be posted. The depth is a power of two.
+/// Posted send work requests, by running number: `head` is the oldest incomplete one, `tail` the next to be posted. The
+/// depth is a power of two.
 pub(crate) struct SendQueue {
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
@@ -93,8 +93,7 @@ impl SendQueue {
         self.tail
     }
 
-    /// Fetches the work request `number` into the cache, if it is posted, with its first SGE. It is not looked into:
-    /// whoever does waits for it.
+    /// Prefetches the work request `number` and its first SGE, if it is posted. It is not read, which would wait for it.
     pub(crate) fn prefetch(&self, number: u32) {
         if number != self.tail {
             prefetch(self.wqe(number));
@@ -115,7 +114,7 @@ impl SendQueue {
         &mut self.wqes[index]
     }
 
-    /// The oldest that is not complete.
+    /// The oldest incomplete one.
     pub(crate) fn front(&self) -> Option<&Wqe> {
         if self.is_empty() { None } else { Some(self.wqe(self.head)) }
     }
@@ -125,14 +124,13 @@ impl SendQueue {
         self.sges_of(number, self.wqe(number))
     }
 
-    /// The same where the work request is at hand.
+    /// The same if the work request is known.
     #[inline(always)]
     fn sges_of(&self, number: u32, wqe: &Wqe) -> &[Sge] {
         &self.sges[self.index(number) * self.max_sge as usize..][..usize::from(wqe.sges)]
     }
 
-    /// The `len` bytes of the message `number` from byte `skip` on, if they lie in one piece of memory of the host, as most
-    /// do.
+    /// The `len` bytes of the message `number` from byte `skip` on, if they are in one piece of host memory, as most are.
     #[inline(always)]
     pub(crate) fn piece<'a>(
         &'a self,
@@ -150,14 +148,14 @@ impl SendQueue {
         mrs.piece(sge, skip, len)
     }
 
-    /// Where the same bytes are, if a port may send them from there: in one piece of registered memory.
+    /// The place of the same bytes, if a port may send them in place: in one piece of registered memory.
     pub(crate) fn apart(&self, number: u32, skip: u32, len: u32, mrs: &MemoryRegions) -> Option<Granted> {
         let [sge] = self.sges(number) else { return None };
         let piece = Granted::of_sge(sge, skip, len)?;
         mrs.payload(piece).map(|_| piece)
     }
 
-    /// Takes a work request of at most `max_length` bytes.
+    /// Posts a work request of at most `max_length` bytes.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -183,7 +181,7 @@ impl SendQueue {
                     return Err(Error::Unsupported(Feature::AtomicsOfDevice));
                 }
                 mrs.pin(sges)?;
-                // No call for the one piece that most have.
+                // Avoids a call for the most common case of one piece.
                 let room = &mut self.sges[index * self.max_sge as usize..][..sges.len()];
                 room.iter_mut().zip(sges).for_each(|(to, from)| *to = *from);
                 (length, sges.len() as u8, false)
@@ -205,7 +203,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Takes the oldest out and lets go of its memory.
+    /// Removes the oldest and unpins its memory.
     #[inline(always)]
     pub(crate) fn pop(&mut self, mrs: &mut MemoryRegions) -> Option<Ended> {
         let wqe = self.front()?;

@@ -1,4 +1,4 @@
-//! Receives for several queue pairs (docs/protocol.md §6).
+//! Receives shared by several queue pairs (docs/protocol.md §6).
 
 use crate::engine::rq::ReceiveQueue;
 use crate::verbs::{Pd, SrqAttributes, SrqConfig};
@@ -7,9 +7,9 @@ pub(crate) struct SharedReceiveQueue {
     pub(crate) pd: Pd,
     pub(crate) max_sge: u8,
     pub(crate) queue: ReceiveQueue,
-    /// Fewer receives than this raise an event, once; 0 is off.
+    /// Fewer receives than this raise an event, once; 0 disables it.
     limit: u32,
-    /// Queue pairs that take from it; it cannot be destroyed before them.
+    /// Queue pairs that use it; it can't be destroyed before them.
     pub(crate) users: u32,
 }
 
@@ -26,7 +26,7 @@ impl SharedReceiveQueue {
         SrqAttributes { depth: self.queue.depth(), posted: self.queue.len(), limit: self.limit }
     }
 
-    /// Whether the limit has been reached, which turns it off.
+    /// Whether the limit has been reached, which disables it.
     pub(crate) fn trip(&mut self) -> bool {
         let tripped = self.queue.len() < self.limit;
         if tripped {

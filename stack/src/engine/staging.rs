@@ -1,7 +1,7 @@
-//! Memory of GPUs on its way to packets and from them: chunks of host memory, and the copies under way.
+//! Staging of GPU memory for packets: chunks of host memory, and the outstanding copies.
 //!
-//! A device copies between its memory and a chunk; packets are written from chunks and received into them. What is sent is in a
-//! [`Stream`](stream::Stream), what is received in a [`Landing`](landing::Landing) of the queue pair.
+//! A device copies between its memory and a chunk; packets are written from chunks and received into them. Data to send is
+//! in a [`Stream`](stream::Stream), received data in a [`Landing`](landing::Landing) of the queue pair.
 
 pub(crate) mod answers;
 mod copier;
@@ -25,22 +25,22 @@ use copier::{Copier, CopyUnderWay, Lane};
 use landing::LandingPlace;
 use line::Lines;
 
-/// What a chunk is for. Those of sends, and those that are kept for responses, are for this end's own requests: they stay until
-/// the peer has acknowledged or answered, for which it may need others.
+/// The purpose of a chunk. Chunks of sends, and those reserved for responses, are for local requests: they are held until
+/// the peer has acknowledged or answered, for which the peer may need chunks too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Sends,
     Answers,
-    /// Of a peer's requests.
+    /// A peer's requests.
     Requests,
-    /// Of responses to READs for which nothing was kept.
+    /// Responses to READs without reserved chunks.
     Responses,
-    /// Of those that are to come.
+    /// Reserved for responses.
     Awaited,
 }
 
 impl Purpose {
-    /// What a queue pair does with the bytes, for the log.
+    /// The action of a queue pair with the bytes, for the log.
     pub(crate) fn does(self) -> &'static str {
         match self {
             Purpose::Sends => "sends",
@@ -59,10 +59,10 @@ impl Purpose {
     }
 }
 
-/// Purposes that wait for chunks in one line.
+/// Purposes whose requests for chunks are in the same queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
-    /// What comes to its end by itself.
+    /// Purposes that end without the peer.
     Bounded,
     Sends,
     Awaited,
@@ -76,7 +76,7 @@ impl Line {
 pub(crate) struct EndedCopy {
     pub(crate) qp: Qp,
     pub(crate) purpose: Purpose,
-    /// As its owner numbers it.
+    /// The number assigned by its owner.
     pub(crate) number: u64,
     /// Why it has failed, if it has.
     pub(crate) failure: Option<GpuError>,
@@ -86,20 +86,20 @@ pub(crate) struct EndedCopy {
 pub(crate) struct StagingPool {
     chunk: usize,
     limit: u16,
-    /// Since memory of a device was first registered.
+    /// Allocated when device memory is first registered.
     memory: Option<Staging>,
     chunks: Box<[Chunk]>,
-    /// Where the bytes of each chunk are to go that were received into it.
+    /// The destinations of the received bytes of each chunk.
     targets: Box<[Targets]>,
     free: Vec<u16>,
-    /// How many are held, by what they wait in line for.
+    /// The number of held chunks, by queue.
     held: [u16; Line::COUNT],
     copiers: Vec<Copier>,
-    /// Who found too few chunks.
+    /// Queue pairs that found too few chunks.
     pub(crate) waiting: Lines,
-    /// Queue pairs that have chunks for a request that their peers are to send again, and since when, in this order.
+    /// Queue pairs with chunks for a request that their peers must retransmit, and since when, in this order.
     promised: VecDeque<(Qp, Nanos)>,
-    /// Queue pairs with bytes that were received and are not being copied yet, and whether some are to be before a copy ends.
+    /// Queue pairs with received bytes that are not being copied yet, and whether some must be copied before a copy ends.
     open: Vec<Qp>,
     soon: bool,
     /// The number of the last copy.
@@ -107,7 +107,7 @@ pub(crate) struct StagingPool {
     started: Started,
 }
 
-/// How many copies were started, and of how many bytes; and how many have failed, or could not begin.
+/// The number and bytes of copies started; and how many have failed, or could not start.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Started {
     pub(crate) gathers: u64,
@@ -117,36 +117,36 @@ pub(crate) struct Started {
 }
 
 impl Started {
-    /// A copy could not begin.
+    /// A copy could not start.
     fn refused(&mut self, error: &GpuError) {
-        // It is asked for again.
+        // It is tried again.
         self.failed += u64::from(!matches!(error, GpuError::Full { .. }));
     }
 }
 
 #[derive(Clone, Copy)]
 struct Chunk {
-    /// Who has it, and for what; nobody if it was given up.
+    /// The owner and the purpose; `None` if it was abandoned.
     held: Option<(Qp, Purpose)>,
     copies: u32,
-    /// When it was taken, or its last copy has ended.
+    /// When it was allocated, or its last copy has ended.
     since: Nanos,
 }
 
 /// Pieces of a device's memory, in the order of the bytes.
 pub(crate) type Targets = ArrayVec<Target, MAX_PIECES>;
 
-/// Where bytes are to go.
+/// The destination of bytes.
 pub(crate) struct Target {
     pub(crate) region: u32,
     pub(crate) offset: u64,
     pub(crate) len: usize,
-    /// The region stays until then.
+    /// Keeps the region until then.
     _held: Held,
 }
 
 impl Target {
-    /// Whether what goes there goes behind it.
+    /// Whether `place` continues it.
     pub(crate) fn ends_at(&self, place: &LandingPlace) -> bool {
         self.region == place.region && self.offset + self.len as u64 == place.offset
     }
@@ -156,23 +156,23 @@ impl Target {
     }
 }
 
-/// How long chunks are kept for what a peer was asked to send again: longer than an RNR NAK tells it to wait and copies of its own
-/// take, and shorter than others repeat themselves in vain.
+/// How long chunks are held for a packet that a peer must retransmit: longer than the delay of an RNR NAK and of copies by
+/// the peer, and shorter than others' retransmissions without success.
 const PROMISE: Duration = Duration::from_millis(50);
 
-/// How long chunks for responses are kept while none comes and others wait for the room.
+/// How long chunks for responses are held while none arrives and others wait for chunks.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long bytes that were gathered are kept without an acknowledgement while others wait for the room.
+/// How long gathered bytes are held without an acknowledgement while others wait for chunks.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// The same while the peer of one of those waits for what it is to send again.
+/// The same while the peer of a waiting queue pair waits to retransmit.
 const SHORT: Duration = Duration::from_micros(200);
 
-/// When it is looked again whether bytes that were received are to be copied, if nothing else happens.
+/// When to check again whether received bytes must be copied, if nothing else happens.
 const SOON: Duration = Duration::from_micros(1);
 
-/// Devices whose memory a context may have.
+/// The most devices whose memory a context may have.
 const COPIERS_MAX: usize = 64;
 
 impl StagingPool {
@@ -195,14 +195,14 @@ impl StagingPool {
         }
     }
 
-    /// Whether memory of a device was ever registered.
+    /// Whether device memory was ever registered.
     #[inline]
     pub(crate) fn is_used(&self) -> bool {
         !self.copiers.is_empty()
     }
 
-    /// What copies for the device of this memory, among those of the regions that there are; `None` for memory of the host. Queue
-    /// pairs are `max_qps` at most.
+    /// The copier for this memory's device, among those of the existing regions; `None` for host memory. There are at most
+    /// `max_qps` queue pairs.
     pub(crate) fn copier_of(
         &mut self,
         memory: &Memory,
@@ -240,7 +240,7 @@ impl StagingPool {
         if index == COPIERS_MAX {
             return Err(refused(format!("this context has memory of {COPIERS_MAX} devices already")));
         }
-        // One packet may bring bytes for each device and for the host, and half of the chunks are for this end's own requests.
+        // One packet may bring bytes for each device and for the host, and half of the chunks are for local requests.
         let needed = 2 * (index + 2);
         if needed > self.limit.into() {
             let limit = self.limit;
@@ -267,17 +267,17 @@ impl StagingPool {
         self.chunk
     }
 
-    /// How many chunks there are.
+    /// The number of chunks.
     pub(crate) fn limit(&self) -> usize {
         self.limit.into()
     }
 
-    /// Where the bytes of a chunk are to go.
+    /// The destinations of a chunk's bytes.
     pub(crate) fn targets(&self, chunk: u16) -> &Targets {
         &self.targets[usize::from(chunk)]
     }
 
-    /// Notes that the next bytes of a chunk are to go there.
+    /// Adds the destination of the next bytes of a chunk.
     pub(crate) fn push_target(&mut self, chunk: u16, place: &LandingPlace, len: usize, held: Held) {
         let targets = &mut self.targets[usize::from(chunk)];
         match targets.last_mut() {
@@ -286,23 +286,23 @@ impl StagingPool {
         }
     }
 
-    /// Chunks that one queue pair may have for its sends, or for its answers.
+    /// The most chunks of one queue pair for its sends, or for its responses.
     pub(crate) fn share(&self) -> usize {
         usize::from(self.limit / 4).max(2)
     }
 
-    /// A number for a copy.
+    /// A new number for a copy.
     pub(crate) fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// Takes a chunk. `None` if there is none, or if others wait for those that there are: then `qp` waits behind them.
+    /// Allocates a chunk. `None` if there is none, or if others wait for chunks: then `qp` is queued.
     pub(crate) fn take(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
         self.has(qp, purpose, 1).then(|| self.pop(now, qp, purpose))?
     }
 
-    /// Takes so many chunks at once, or none as [`take`](StagingPool::take).
+    /// Allocates this many chunks at once, or none as [`take`](StagingPool::take).
     pub(crate) fn take_all(
         &mut self,
         now: Nanos,
@@ -317,7 +317,7 @@ impl StagingPool {
         has_all
     }
 
-    /// Whether so many chunks can be taken, for which `qp` waits otherwise.
+    /// Whether this many chunks can be allocated; otherwise `qp` is queued.
     fn has(&mut self, qp: Qp, purpose: Purpose, chunks: usize) -> bool {
         let most = self.most(purpose);
         self.waiting.has_turn(qp, purpose, chunks, most)
@@ -330,7 +330,7 @@ impl StagingPool {
         Some(chunk)
     }
 
-    /// Takes so many chunks at once, if nobody waits for them, or none.
+    /// Allocates this many chunks at once, if no queue pair waits for them, or none.
     pub(crate) fn take_spare(
         &mut self,
         now: Nanos,
@@ -349,8 +349,8 @@ impl StagingPool {
         into.extend((0..chunks).filter_map(|_| self.pop(now, qp, purpose)));
     }
 
-    /// Chunks that are left for a purpose. Half are for what comes to its end by itself, and half for this end's own requests,
-    /// which wait for their peers; those that send leave some to others that wait for responses.
+    /// The remaining chunks for a purpose. Half are for purposes that end without the peer, and half for local requests,
+    /// which wait for their peers; sends leave some to responses.
     fn most(&self, purpose: Purpose) -> usize {
         let [bounded, sends, awaited] = self.held;
         let half = self.limit / 2;
@@ -365,18 +365,18 @@ impl StagingPool {
         self.free.len().min(most.into())
     }
 
-    /// A quarter is kept for READs, or as much as one packet may need, and they have no more.
+    /// A quarter is reserved for READs, or as much as one packet may need, and they get no more.
     fn left_for_reads(&self) -> u16 {
         let kept = (self.limit / 4).max(self.copiers.len() as u16);
         kept.saturating_sub(self.held[Line::Awaited as usize])
     }
 
-    /// The next queue pair that found the queue of a device full, where there is room now.
+    /// The next queue pair that found the queue of a device full, if there is room now.
     pub(crate) fn next_behind_copies(&mut self) -> Option<Qp> {
         self.copiers.iter_mut().find_map(|copier| copier.gathers.next_behind())
     }
 
-    /// Gives a chunk back. It is free when its copies have ended.
+    /// Releases a chunk. It is free when its copies have ended.
     pub(crate) fn release(&mut self, chunk: u16) {
         let Chunk { held, copies, .. } = &mut self.chunks[usize::from(chunk)];
         self.targets[usize::from(chunk)].clear();
@@ -388,7 +388,7 @@ impl StagingPool {
         }
     }
 
-    /// A queue pair waits for no chunk any more, nor has it bytes to be copied.
+    /// Removes a queue pair that no longer waits for chunks or has bytes to copy.
     pub(crate) fn forget(&mut self, qp: Qp) {
         self.waiting.leave_all(qp);
         self.end_promise(qp);
@@ -396,8 +396,8 @@ impl StagingPool {
         self.close(qp);
     }
 
-    /// The queue pair that has held chunks longest for its own requests without a copy, and for which, if others wait for them in
-    /// vain. For responses it is given more time: they must be asked for again.
+    /// The queue pair that has held chunks longest for local requests without a copy, and for which purpose, if others wait
+    /// for chunks. For responses the limit is longer, because they must be requested again.
     pub(crate) fn idlest(&self, now: Nanos) -> Option<(Qp, Purpose)> {
         let mut own = self.waiting.first().filter(|first| first.purpose.line() != Line::Bounded);
         let in_vain = own.find(|first| self.most(first.purpose) < first.chunks)?;
@@ -410,7 +410,7 @@ impl StagingPool {
             chunk.copies == 0 && now.since(chunk.since) >= patience
         };
         let held = || self.chunks.iter().filter_map(|chunk| Some((chunk, chunk.held?)));
-        // Where READs have all that they may have, it is of no use to take it from sends.
+        // If READs have their maximum, taking chunks from sends does not help.
         let is_of_use = |line| match line {
             Line::Bounded => false,
             Line::Sends => {
@@ -422,46 +422,46 @@ impl StagingPool {
             is_of_use(purpose.line()) && !in_vain.is(*qp, *purpose) && is_idle(chunk, *purpose)
         });
         let (_, idlest) = idle.min_by_key(|(chunk, _)| chunk.since)?;
-        // One that goes on has none that is old for long.
+        // A queue pair that makes progress has no chunks that are old for long.
         let all_idle = held().all(|(chunk, owner)| owner != idlest || is_idle(chunk, idlest.1));
         all_idle.then_some(idlest)
     }
 
-    /// Whoever was told in the last poll that there is room for it, and has taken none, needs none.
+    /// A queue pair that was offered chunks in the last poll, and allocated none, needs none.
     pub(crate) fn end_offers(&mut self) {
         self.waiting.end_offers();
         self.copiers.iter_mut().for_each(|copier| copier.gathers.behind.retain(|behind| !behind.is_told));
     }
 
-    /// The next queue pair for which there are chunks. It is to be told.
+    /// The next queue pair for which there are chunks. It must be notified.
     pub(crate) fn next_offer(&mut self) -> Option<Qp> {
         let most = [Purpose::Requests, Purpose::Sends, Purpose::Awaited].map(|purpose| self.most(purpose));
         self.waiting.next_offer(most)
     }
 
-    /// Whether somebody was told that there are chunks, or is to be.
+    /// Whether a queue pair was offered chunks, or must be.
     fn has_offers(&self) -> bool {
         self.waiting.first().any(|first| first.is_offered || first.chunks <= self.most(first.purpose))
     }
 
-    /// Notes that `qp` has chunks for a request that its peer is to send again.
+    /// Records that `qp` has chunks for a request that its peer must retransmit.
     pub(crate) fn promise(&mut self, now: Nanos, qp: Qp) {
         self.end_promise(qp);
         self.promised.push_back((qp, now));
     }
 
-    /// It has come.
+    /// It has arrived.
     pub(crate) fn end_promise(&mut self, qp: Qp) {
         self.promised.retain(|(promised, _)| *promised != qp);
     }
 
-    /// A queue pair whose peer has not come for long.
+    /// A queue pair whose peer has not retransmitted for long.
     pub(crate) fn next_in_vain(&mut self, now: Nanos) -> Option<Qp> {
         self.promised.front().filter(|(_, since)| now.since(*since) >= PROMISE)?;
         self.promised.pop_front().map(|(qp, _)| qp)
     }
 
-    /// Notes that `qp` has bytes that are to be copied, `soon` if before another copy ends.
+    /// Records that `qp` has bytes to copy; `soon` if they must be copied before another copy ends.
     pub(crate) fn note_open(&mut self, qp: Qp, soon: bool) {
         self.soon |= soon;
         if !self.open.contains(&qp) {
@@ -469,17 +469,17 @@ impl StagingPool {
         }
     }
 
-    /// One of the queue pairs with bytes that are to be copied.
+    /// One of the queue pairs with bytes to copy.
     pub(crate) fn open_at(&self, place: usize) -> Option<Qp> {
         self.open.get(place).copied()
     }
 
-    /// Whether some are to be copied before another copy ends.
+    /// Whether some must be copied before another copy ends.
     pub(crate) fn set_soon(&mut self, soon: bool) {
         self.soon = soon;
     }
 
-    /// It has none any more.
+    /// It has no more bytes to copy.
     pub(crate) fn close(&mut self, qp: Qp) {
         self.open.retain(|open| *open != qp);
     }
@@ -499,14 +499,14 @@ impl StagingPool {
         }
     }
 
-    /// Copies memory of the host into a chunk.
+    /// Copies host memory into a chunk.
     pub(crate) fn copy(&self, chunk: u16, at: usize, from: Span<'_>) {
         if let Some(memory) = &self.memory {
             memory.copy(usize::from(chunk) * self.chunk + at, from);
         }
     }
 
-    /// Starts a copy of pieces of a device's memory to a chunk, from byte `at` of it on.
+    /// Starts a copy of pieces of device memory to a chunk, from byte `at` on.
     pub(crate) fn gather(
         &mut self,
         now: Nanos,
@@ -531,7 +531,7 @@ impl StagingPool {
         Ok(number)
     }
 
-    /// Starts a copy of a chunk's first bytes to pieces of a device's memory, not before that with the ticket `after` has ended.
+    /// Starts a copy of a chunk's first bytes to pieces of device memory, after the copy with the ticket `after` has ended.
     pub(crate) fn scatter(
         &mut self,
         now: Nanos,
@@ -555,14 +555,14 @@ impl StagingPool {
         Ok(ticket)
     }
 
-    /// Nobody waits any more for this copy to a device, which goes on.
+    /// This copy to a device, which continues, is no longer waited for.
     pub(crate) fn abandon(&mut self, copier: u8, ticket: Ticket) {
         if let Some(Copier { scatters, .. }) = self.copiers.get_mut(usize::from(copier)) {
             scatters.abandoned = scatters.abandoned.max(ticket);
         }
     }
 
-    /// The first bytes of a chunk, so many of them, to memory of the host.
+    /// Copies the first bytes of a chunk to host memory.
     pub(crate) fn carry_out(&self, chunk: u16, mrs: &mut MemoryRegions) {
         let mut bytes = [0; 1024];
         let mut at = 0;
@@ -576,7 +576,7 @@ impl StagingPool {
         }
     }
 
-    /// The copies that were started, ever.
+    /// The copies started so far.
     pub(crate) fn started(&self) -> Started {
         self.started
     }

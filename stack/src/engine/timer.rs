@@ -1,7 +1,7 @@
 //! A hierarchical timing wheel: one timer for each queue pair, in constant time.
 //!
-//! Eight levels of 64 slots; a slot of level `n` is 64ⁿ ticks wide. A timer sits in the level where
-//! its time and the wheel's first differ, and moves down as that time comes near.
+//! Eight levels of 64 slots; a slot of level `n` is 64ⁿ ticks wide. A timer is in the highest level in which its time and
+//! the wheel's differ, and moves down as that time approaches.
 
 use ferroce_driver::Nanos;
 
@@ -15,7 +15,7 @@ const NONE: u32 = u32::MAX;
 struct Entry {
     next: u32,
     prev: u32,
-    /// Where it is linked, or `NONE`.
+    /// Its slot, or `NONE`.
     slot: u32,
     /// In ticks, rounded up: a timer never fires early.
     deadline: u64,
@@ -24,11 +24,11 @@ struct Entry {
 pub(crate) struct TimerWheel {
     entries: Box<[Entry]>,
     heads: [[u32; SLOTS]; LEVELS],
-    /// One bit a slot that is not empty.
+    /// One bit per nonempty slot.
     occupied: [u64; LEVELS],
     /// In ticks; every timer at or before it has fired.
     elapsed: u64,
-    /// In ticks; before it there is nothing to do. Most polls look at nothing else.
+    /// In ticks; before it nothing is due. Most polls check only this.
     quiet_until: u64,
 }
 
@@ -45,8 +45,8 @@ impl TimerWheel {
         }
     }
 
-    /// Sees to it that `id` fires at `deadline` or before. A deadline that only moves away costs
-    /// nothing: the timer fires at the old time and its owner calls this again.
+    /// Ensures that `id` fires at `deadline` or before. Postponing a deadline costs nothing: the timer fires at the old
+    /// time and its owner calls this again.
     pub(crate) fn ensure(&mut self, id: u32, deadline: Nanos) {
         if deadline == Nanos::NEVER {
             return;
@@ -62,14 +62,14 @@ impl TimerWheel {
         self.link(id, ticks.max(self.elapsed + 1));
     }
 
-    /// Takes `id` out.
+    /// Removes `id`.
     pub(crate) fn cancel(&mut self, id: u32) {
         if self.entries[id as usize].slot != NONE {
             self.unlink(id);
         }
     }
 
-    /// The next timer that is due at `now`, if any; it is taken out.
+    /// The next timer due at `now`, if any; it is removed.
     #[inline]
     pub(crate) fn pop(&mut self, now: Nanos) -> Option<u32> {
         let now = now.0 >> TICK_SHIFT;
@@ -80,7 +80,7 @@ impl TimerWheel {
         self.turn_to(now)
     }
 
-    /// Turns the wheel as far as the next timer that is due, which is taken out.
+    /// Advances the wheel to the next timer that is due, which is removed.
     fn turn_to(&mut self, now: u64) -> Option<u32> {
         while let Some((level, slot, start)) = self.next_slot() {
             if start > now {
@@ -94,7 +94,7 @@ impl TimerWheel {
                 self.unlink(id);
                 return Some(id);
             }
-            // Its timers all move down: from here on they differ from `elapsed` in lower bits only.
+            // All its timers move down: from now on they differ from `elapsed` only in lower bits.
             while self.heads[level][slot] != NONE {
                 let id = self.heads[level][slot];
                 self.unlink(id);
@@ -106,14 +106,14 @@ impl TimerWheel {
         None
     }
 
-    /// A time at which `pop` has something to do; no timer fires before it.
+    /// A time at which `pop` must be called; no timer fires before it.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         self.next_slot().map(|(_, _, start)| Nanos(start << TICK_SHIFT))
     }
 
-    /// The earliest slot that is not empty: level, slot, and the tick at which it starts.
+    /// The earliest nonempty slot: level, slot, and the tick at which it starts.
     fn next_slot(&self) -> Option<(usize, usize, u64)> {
-        // Slots of a lower level always come before those of a higher one.
+        // Slots of a lower level always precede those of a higher one.
         let level = self.occupied.iter().position(|bits| *bits != 0)?;
         let shift = 6 * level as u32;
         let current = (self.elapsed >> shift) as u32 & 63;
@@ -168,9 +168,9 @@ mod tests {
     const TICK: u64 = 1 << TICK_SHIFT;
 
     proptest! {
-        /// Against a plain list: nothing fires early, nothing later than a tick, nothing is lost.
+        /// Compares with a plain list: nothing fires early, nothing later than a tick, nothing is lost.
         #[test]
-        fn fires_in_time(
+        fn timers_fire_in_time(
             start in 0u64..1 << 40,
             timers in prop::collection::vec(0u64..1 << 36, 1..40),
             steps in prop::collection::vec(1u64..1 << 33, 1..60),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nearer_deadline_wins_and_a_cancelled_one_is_silent() {
+    fn the_earlier_deadline_counts_and_a_cancelled_one_never_fires() {
         let mut wheel = TimerWheel::new(2);
         wheel.ensure(0, Nanos(1_000_000));
         wheel.ensure(0, Nanos(500_000));

@@ -1,4 +1,4 @@
-//! How a queue pair moves from state to state (docs/protocol.md §6).
+//! State transitions of a queue pair (docs/protocol.md §6).
 
 use ferroce_wire::{Ecn, PKey, Psn, Service};
 
@@ -75,7 +75,7 @@ impl QueuePair {
         self.state = QpState::Rtr;
     }
 
-    /// A connection as its packets are marked.
+    /// A connection with the ECN mark of its packets.
     fn marked(&self, mut connection: Connection) -> Connection {
         if self.reaction.is_some() {
             connection.header.set_ecn(Ecn::Capable);
@@ -94,7 +94,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Nothing is waited for and nothing sent again.
+    /// Without acknowledgements and retransmission.
     pub(crate) fn ready_to_send_unreliable(&mut self, sq_psn: Psn) -> Result<(), Error> {
         self.ready_to_send(ReadyToSend { sq_psn, timeout: 0, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 })
     }
@@ -117,7 +117,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// What an update must fulfil before anything changes.
+    /// Checks an update before anything is changed.
     pub(crate) fn check_update(&self, update: &QpUpdate) -> Result<(), Error> {
         let expected = "INIT, RTS, or SQD, drained";
         self.require("Update", expected, &[QpState::Init, QpState::Rts, QpState::Sqd])?;
@@ -128,8 +128,8 @@ impl QueuePair {
         self.requester.updated(update).check()
     }
 
-    /// Takes over an update that passed [`check_update`](QueuePair::check_update), with the
-    /// connection on the new way and the key at the new index if there is one.
+    /// Applies an update that passed [`check_update`](QueuePair::check_update), with the connection on the new path and the
+    /// key at the new index if there is one.
     pub(crate) fn update(
         &mut self,
         shared: &mut Shared,

@@ -1,6 +1,5 @@
-//! The receiving half of an unreliable connection (docs/protocol.md §6): nothing is answered, and a
-//! message that is not whole, or not allowed, is dropped as if it had never come. Its receive is
-//! there for the next one; what a WRITE has written stays.
+//! The receiving half of an unreliable connection (docs/protocol.md §6): nothing is answered, and a message that is
+//! incomplete, or not allowed, is dropped. Its receive is available for the next one; bytes written by a WRITE stay.
 
 use ferroce_wire::{Packet, Successor};
 
@@ -11,7 +10,7 @@ use crate::telemetry::counters::Counter;
 use crate::verbs::{QpState, WcStatus};
 
 impl QueuePair {
-    /// Takes a packet of an unreliable connection.
+    /// Processes a packet of an unreliable connection.
     pub(crate) fn receive_unreliable(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             shared.count(Counter::RxWrongState);
@@ -23,7 +22,7 @@ impl QueuePair {
             self.responder.abandon_message();
             self.responder.expect(psn);
         }
-        // A message that is not continued is over, whatever comes in its place.
+        // A message that is not continued has ended, whatever follows.
         if !packet.opcode.may_come(self.responder.successor()) {
             self.responder.abandon_message();
         }

@@ -13,12 +13,12 @@ use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Destination, Port, QpState, SendOp, WcOpcode, WcStatus, WorkCompletion};
 
-/// Bytes in front of each received message: the network header, at the end of them.
+/// Bytes before each received message, which end with the network header.
 const GRH_AREA: usize = 40;
 
 impl QueuePair {
-    /// Writes the next datagram, which is complete with that, or tells what it waits for: the next hop of its
-    /// address handle, if that is being looked for.
+    /// Writes the next datagram, which completes it, or returns what it waits for: the next hop of its address handle, if
+    /// that is being resolved.
     pub(crate) fn transmit_datagram(
         &mut self,
         shared: &mut Shared,
@@ -87,13 +87,13 @@ impl QueuePair {
         Err(Wait::Nothing)
     }
 
-    /// A Q_Key with the highest bit set stands for the queue pair's own: such keys are privileged,
-    /// and no work request may name them (IBA 10.2.5).
+    /// A Q_Key with the highest bit set stands for the queue pair's own: such keys are privileged, and work requests must
+    /// not use them (IBA 10.2.5).
     fn qkey_for(&self, to: Destination) -> u32 {
         if to.qkey >> 31 == 1 { self.qkey } else { to.qkey }
     }
 
-    /// Takes a datagram. What does not fit is dropped, and the queue pair goes on.
+    /// Processes a datagram. Invalid ones are dropped, and the queue pair continues.
     pub(crate) fn receive_datagram(
         &mut self,
         shared: &mut Shared,
@@ -110,7 +110,7 @@ impl QueuePair {
         if !packet.pad_fits() {
             return Err(Counter::RxInvalidRequest);
         }
-        // An answer goes where this came from, so that nobody is asked for the way because of a packet.
+        // An answer is sent to the hardware address that this came from, so that a packet does not cause a resolution.
         let way_back = port.way_back(packet).ok_or(Counter::RxWrongAddress)?;
         if !self.has_receive(shared) {
             return Err(Counter::OutOfBuffer);
@@ -142,14 +142,14 @@ impl QueuePair {
     }
 }
 
-/// An IPv6 header or GRH as it came; an IPv4 header in the last 20 bytes, behind zeros.
+/// The received IPv6 header or GRH; an IPv4 header in the last 20 bytes, after zeros.
 fn grh_area(packet: &Packet<'_>) -> [u8; GRH_AREA] {
     let mut area = [0; GRH_AREA];
     let start = match packet.header {
         NetworkHeader::Ipv4 => GRH_AREA - NetworkHeader::Ipv4.len(),
         NetworkHeader::Ipv6 | NetworkHeader::Grh => 0,
     };
-    // The header is as long as its kind.
+    // The header has the length of its kind.
     area[start..].copy_from_slice(packet.network_bytes());
     area
 }

@@ -1,20 +1,20 @@
-//! From a device to a WRITE between two ends.
+//! From a device to a WRITE between two ends. The [glossary](super::glossary) explains the terms.
 //!
 //! | step | verb |
 //! |---|---|
 //! | open a port | [`Device::open`], [`Context::open`] |
-//! | a protection domain: groups queue pairs and memory | [`Context::alloc_pd`] |
+//! | a protection domain: a queue pair can access only memory of its own domain | [`Context::alloc_pd`] |
 //! | a completion queue: reports finished work requests | [`Context::create_cq`] |
-//! | a queue pair: one end of a connection | [`Context::create_qp`] with [`QpConfig::rc`] |
-//! | memory that the stack, or the peer, may access | [`Memory::zeroed`], [`Context::register`] |
-//! | get the own endpoint and the address of the own memory | [`Context::endpoint_for`], [`Context::remote`] |
+//! | a queue pair: this end of a connection | [`Context::create_qp`] with [`QpConfig::rc`] |
+//! | memory that the stack or the peer may access | [`Memory::zeroed`], [`Context::register`] |
+//! | get what the peer must know: this end's endpoint (GID, queue pair number, first PSN), and the address and key of its memory | [`Context::endpoint_for`], [`Context::remote`] |
 //! | send both to the peer, by any means | `Display` and `FromStr`, `to_bytes` and `from_bytes`, or serde |
 //! | connect | [`Context::handshake`] |
 //! | post work | [`Context::post_send`], [`Context::post_recv`] |
 //! | wait for completion | [`Context::wait_cq`], then [`WorkCompletion::ok`] |
 //!
-//! The two ends below are threads of one program, and exchange their lines through channels. Between hosts use a TCP connection,
-//! as `examples/write.rs` of the crate does.
+//! The two ends below are threads of one program. They exchange endpoint and memory as lines of text through channels. Between
+//! hosts use a TCP connection, as `examples/write.rs` of the crate does.
 //!
 //! ```
 //! use std::net::IpAddr;
@@ -48,7 +48,7 @@
 //!     Ok(()) // the channel closes, which tells the peer
 //! }
 //!
-//! /// Is written into. It has nothing to do but to poll, for only then packets are taken and answered.
+//! /// The end whose memory is written. It must poll: packets are received and acknowledged only in a poll.
 //! fn passive(device: Device, to: Sender<String>, from: Receiver<String>) -> Result<(), Any> {
 //!     let mut end = End::open(device, NEAR)?;
 //!     end.connect(&to, &from)?;
@@ -76,7 +76,7 @@
 //!         Ok(End { context, cq, qp, mr, peer })
 //!     }
 //!
-//!     /// Tells the peer this end's endpoint and memory, and connects to what the peer tells. Returns its memory.
+//!     /// Sends endpoint and memory of this end to the peer, receives those of the peer, and connects. Returns the peer's memory.
 //!     fn connect(&mut self, to: &Sender<String>, from: &Receiver<String>) -> Result<RemoteMemory, Any> {
 //!         let local = self.context.endpoint_for(self.qp, self.peer)?;
 //!         to.send(local.to_string())?;
@@ -98,7 +98,10 @@
 //!   ([`connecting`](super::connecting)).
 //!
 //! More examples in the repository: `read.rs`, `datagrams.rs`, `publish.rs` (multicast), `key_value.rs`, `workers.rs`,
-//! `cores.rs`, `tokio_server.rs`, `two_ports.rs`.
+//! `cores.rs`, `tokio_server.rs`, `two_ports.rs`, all in `stack/examples`.
+//!
+//! Sources: IBA 10 and 11 (queue pairs, verbs), docs/protocol.md §6 (states), docs/decisions/18-verbs.md (differences from
+//! libibverbs).
 
 #[cfg(doc)]
 use crate::*;

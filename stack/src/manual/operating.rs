@@ -1,4 +1,4 @@
-//! Operation on hosts: what they need, and how to monitor.
+//! Operation on hosts: what they need, and how to monitor. Terms: [glossary](super::glossary).
 //!
 //! # What a host needs
 //!
@@ -6,7 +6,7 @@
 //! |---|---|
 //! | UDP port 4791 | a firewall must let it in (with a UDP socket; AF_XDP gets packets before the firewall). NAT on the path breaks the ICRC. Up to 64 processes of one user share the port of an address (`docs/devices.md`); processes of another user, and other programs, get an error that names the owner |
 //! | privileges | a UDP socket needs none. AF_XDP needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and enough locked memory (CAP_IPC_LOCK). An RNIC needs /dev/infiniband |
-//! | MTU | 1088 for the path MTU 1024, 4160 (IPv4) or 4180 (IPv6) for 4096; INTEROP.md, "MTU" |
+//! | MTU | 1088 (IPv4) or 1280 (IPv6) for the path MTU 1024, 4160 or 4180 for 4096; 4200 is enough for all peers (INTEROP.md, "MTU") |
 //! | receive buffer | `net.core.rmem_max` of 4 MiB, for UDP sockets |
 //! | trust | RDMA has neither encryption nor authentication: an attacker that can send to the host from a peer's address and guesses QPN, PSN and key, which are random, can write where that peer may. Use it only on a network of trusted hosts. With [`Config::drop_access_errors`] a wrong key does not end a connection |
 //!
@@ -15,23 +15,26 @@
 //!
 //! # Counters
 //!
-//! [`Context::counters`] returns the counters of the protocol: packets by kind, retransmissions, and drops by reason. The names
-//! are those of `mlx5_ib`'s and `rdma_rxe`'s `hw_counters` if these count the same. [`Context::metrics`] returns all metrics, and
-//! its `Display` is Prometheus text. [`Context::export`] lets other processes of the same user read it: `ferroce stat` (a table,
-//! `--json`, `--watch 1`, or `--listen` for Prometheus). It shows collectives too; `ferroce flight` reports which of their ranks
-//! hangs or is late.
+//! [`Context::counters`] returns the counters of the protocol: packets by kind, retransmissions, and drops by reason. A
+//! counter has the name of the counter in the `hw_counters` of `mlx5_ib` or `rdma_rxe` that counts the same events, if there is
+//! one. [`Context::metrics`] returns all metrics, and its `Display` is Prometheus text. [`Context::export`] lets other processes
+//! of the same user, and root, read them: `ferroce stat` prints them (a table, `--json`, `--watch 1`, or `--listen` for
+//! Prometheus), also those of collectives. `ferroce flight` reports which rank of a collective hangs or is late.
 //!
 //! | counter that grows | meaning |
 //! |---|---|
 //! | [`RetransmittedPkts`](Counter::RetransmittedPkts) with [`PacketSeqErr`](Counter::PacketSeqErr) | packets are lost on the path to the peer, or at the peer |
 //! | [`LocalAckTimeoutErr`](Counter::LocalAckTimeoutErr) | the last packets sent were lost, or the peer did not poll for longer than the ACK timeout |
-//! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | the same, seen by the receiver |
-//! | [`RnrNakRetryErr`](Counter::RnrNakRetryErr), [`SendRnrErr`](Counter::SendRnrErr) | no receive was posted: at the peer; here |
-//! | [`OutOfBuffer`](Counter::OutOfBuffer) | no receive was posted for a UC or UD message |
-//! | [`RxStagingFull`](Counter::RxStagingFull) | no [staging](super::device_memory#what-it-costs) chunk was free for packets to GPU memory; those of UC and UD are lost, others are requested again |
+//! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | packets to this end, or its acknowledgements, were lost, or came too late for the peer: the receiver's counters of the two rows above |
+//! | [`RnrNakRetryErr`](Counter::RnrNakRetryErr) | the peer had no receive posted: RNR NAKs received |
+//! | [`SendRnrErr`](Counter::SendRnrErr) | this end had no receive posted, or no staging chunk for a retransmitted packet: RNR NAKs sent |
+//! | [`OutOfBuffer`](Counter::OutOfBuffer) | this end had no receive posted for a message: an RC sender gets an RNR NAK, a UC or UD message is lost |
+//! | [`RxStagingFull`](Counter::RxStagingFull) | no [staging](super::device_memory#what-it-costs) chunk was free for packets to GPU memory; those of UC and UD are lost, the others are retransmitted |
 //! | [`DeviceErrors`](Counter::DeviceErrors) | copies by a GPU failed: the log names the queue pair and the reason |
 //! | [`RxIcrcEncapsulated`](Counter::RxIcrcEncapsulated) | packets are modified on the path: NAT, a middlebox, a faulty link |
-//! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch), [`RxWrongService`](Counter::RxWrongService), [`RxWrongAddress`](Counter::RxWrongAddress) | the ends are configured differently: [`Context::mismatches`] returns what the first packet showed |
+//! | [`RxWrongService`](Counter::RxWrongService) | the two queue pairs are of different services (RC, UC, UD): [`Context::mismatches`] has the first such packet, and also shows a different path MTU or a right that a queue pair does not give |
+//! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch) | the ends use different P_Keys |
+//! | [`RxWrongAddress`](Counter::RxWrongAddress) | packets that are not from the peer's GID or not to this end's: the ends are connected with other GIDs, or packets of an earlier connection arrive (harmless if they stop) |
 //! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | switches mark packets; senders reduce their rate |
 //!
 //! ```
@@ -79,6 +82,9 @@
 //!
 //! The test suite runs against `rdma_rxe` of Linux 6.1 in a virtual machine, at both ends. No ConnectX was available: INTEROP.md
 //! has the commands for one, and marks what is untested.
+//!
+//! Sources: docs/decisions/20-telemetry.md (counters), docs/protocol.md §8 (peers) and §9 (security); docs/commands.md (the
+//! commands), docs/devices.md (addresses and ports), docs/captures.md, INTEROP.md.
 
 #[cfg(doc)]
 use crate::*;

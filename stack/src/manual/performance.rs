@@ -1,12 +1,13 @@
-//! What to tune, the most effective measures first.
+//! What to tune, the most effective measures first. Terms: [glossary](super::glossary).
 //!
 //! Measure before and after: `ferroce perf` for a pair of hosts, and the counters of both ends (`ferroce stat`). If
 //! [`RetransmittedPkts`](Counter::RetransmittedPkts) grows, packets are lost: correct that first.
 //!
 //! # The build
 //!
-//! All measurements are of release builds. The profile is set by the program, not by ferroce: one codegen unit for the packet
-//! path saves 14 to 19 % of the instructions:
+//! All measurements are of release builds. The profile is set by the program, not by ferroce. With 4 codegen units per crate the
+//! packet path executes 14 to 19 % more instructions than with one (counted with callgrind when the repository's `Cargo.toml` was
+//! set to one; `./do bench --bench instructions` there counts them):
 //!
 //! ```toml
 //! [profile.release.package]
@@ -22,37 +23,40 @@
 //!   has the higher throughput, and AF_XDP the lower latency. `eth0` uses AF_XDP if the process has the privileges; the choice
 //!   and its reason are logged.
 //! - **One host.** Processes of one user on `udp:` addresses use shared memory automatically (counted as `tx_by_memory` in
-//!   [`driver_stats`](crate::Context::driver_stats)), three to five times as fast as the kernel's UDP. `shm:NAME` needs no
-//!   address.
-//! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (`ip link set eth0 mtu 4200`); with an MTU
-//!   of 1500 it is 1024. A handshake and the connection manager use the largest that both ends support.
+//!   [`driver_stats`](crate::Context::driver_stats)). It is faster than the kernel's UDP: WRITEs of 64 KiB and 1 MiB between two
+//!   processes moved 63 and 61 Gb/s instead of 30 and 39 on one Xeon host (docs/measurements.md, host memory). To compare:
+//!   `ferroce perf write bw -d udp:127.0.0.1` in one terminal, the same with `127.0.0.1` at the end in another; then both with
+//!   `-d udp:127.0.0.1,shm=off`. `shm:NAME` needs no address.
+//! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (`ip link set eth0 mtu 4200`; for AF_XDP see
+//!   INTEROP.md, "MTU"); with an MTU of 1500 it is 1024. A handshake uses the largest that both ends support, the connection
+//!   manager the largest that the connecting end supports, which the other end rejects if it is too large there.
 //! - **Loss.** After a lost packet all later ones are retransmitted (go-back-N). Between two ferroce ends
 //!   [`selective_repeat`](ReadyToReceive::selective_repeat) retransmits only the lost ones. For congestion control see
 //!   [`Config::congestion`] and [`Config::notification`] (docs/congestion.md). For UDP sockets a small `net.core.rmem_max` limits
 //!   throughput: 4 MiB are enough.
-//! - **Window.** [`Config::window`], 512 packets to one destination by default, is above the bandwidth-delay product of 100 Gb/s
-//!   and 40 µs. A smaller one causes less loss in short queues; a path with more delay needs a larger one. [`QpConfig::window`]
-//!   applies to one queue pair.
+//! - **Window.** [`Config::window`] is 512 packets to one destination by default: 524 KB with path MTU 1024, 2.1 MB with 4096. The
+//!   bandwidth-delay product of 100 Gb/s and a round trip of 40 µs is 500 KB. A smaller window causes less loss in short queues; a
+//!   path with more delay, or a path MTU of 256 or 512, needs a larger one. [`QpConfig::window`] applies to one queue pair.
 //!
 //! # The program
 //!
-//! - **Keep several work requests outstanding.** With one at a time each takes a round trip. READs and atomics are also limited
-//!   by `max_rd_atomic` (16).
+//! - **Keep several work requests outstanding.** With one at a time each takes a round trip. Of READs and atomics together at most
+//!   [`max_rd_atomic`](ReadyToSend::max_rd_atomic) are outstanding (16 by default).
 //! - **Signal every nth send.** The completion of the last means that all before it are complete. Signal at least once per half
 //!   send queue, so that you know when it has free entries.
 //! - **Post and poll in batches**: [`post_sends`](Context::post_sends), [`post_recvs`](Context::post_recvs),
 //!   [`poll_cq_into`](Context::poll_cq_into).
 //! - **Use inline data for short messages.** [`Data::Inline`] saves the look-up of a region; up to
 //!   [`max_inline_data`](QpConfig::max_inline_data), 64 bytes by default.
-//! - **WRITE rather than SEND** if the target address is known: no receive is needed. A missing receive costs the RNR timer (0.64
-//!   ms by default).
+//! - **WRITE rather than SEND** if the target address is known: no receive is needed. If a SEND finds no
+//!   receive, the sender waits for the RNR timer (receiver not ready; 0.64 ms by default) before it retransmits.
 //! - **Register once**, at the start: with an RNIC each registration pins pages. [`exchange`](Context::exchange) replaces the
 //!   memory of a region and keeps its key.
 //! - **Poll often.** A peer's request waits for your next poll. If a thread computes for long between polls, use a [`Runner`].
-//! - **Idle.** [`Idle::Spin`] with a dedicated core has the lowest latency; with fewer cores than threads it has the highest
-//!   ([`threads`](super::threads)).
-//! - **Do not shorten the ACK timeout** below the time for which a peer's thread may be off its core (tens of milliseconds on a
-//!   shared one): a shorter one retransmits what was not lost.
+//! - **Idle.** [`Idle::Spin`] with a dedicated core has the lowest latency; with fewer cores than polling threads it has the
+//!   highest latency ([`threads`](super::threads)).
+//! - **Do not shorten the ACK timeout** ([how it is rounded](super::connecting#timeouts-and-retries)) below the time for which a
+//!   peer's thread may be off its core, tens of milliseconds on a shared core: packets that were not lost would be retransmitted.
 //! - **More cores**: one context per queue of the interface.
 //!
 //! No memory is allocated after set-up, and idle queue pairs cost nothing in a poll.
@@ -104,7 +108,8 @@
 //! the repository `./do bench --bench wire` compares every message size with the driver without a protocol and with the kernel's
 //! TCP and UDP. On a busy machine only ratios within one run are meaningful.
 //!
-//! Sources: docs/decisions of the repository states the effect of each design decision and its benchmark.
+//! Sources: docs/measurements.md (numbers), benches/README.md (benchmarks), docs/decisions/12-neighbours.md (shared memory),
+//! 13-trains.md (segmentation), 17-hot-path.md (instructions), 19-window.md (window).
 
 #[cfg(doc)]
 use crate::*;

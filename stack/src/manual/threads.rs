@@ -1,9 +1,8 @@
-//! Which thread polls, and how a thread waits.
+//! Which thread polls, and how a thread waits. Terms: [glossary](super::glossary).
 //!
 //! A [`Context`] sends, receives, acknowledges and retransmits only inside [`Context::poll`]. So a thread must poll as long as a
-//! peer may send requests, also at the target of a WRITE or READ and at an end that waits for nothing. A context that is not
-//! polled for longer than its peer's ACK timeouts looks dead to the peer ([`connecting`](super::connecting), "A peer that is
-//! gone").
+//! peer may send requests, also at the target of a WRITE or READ and at an end that waits for nothing. A peer that gets no
+//! answer for its [retry budget](super::connecting#timeouts-and-retries), 0.5 to 4.3 s by default, treats a context as dead.
 //!
 //! | your program | use |
 //! |---|---|
@@ -24,7 +23,7 @@
 //! |---|---|---|
 //! | [`Idle::Spin`] | a whole core | one poll; for a dedicated core |
 //! | [`Idle::Yield`] | the part of a core that other threads leave | one poll, and the time slices of other threads |
-//! | [`Idle::Adaptive`], the default | nothing, after about 10 µs without work | as `Spin` at first, then as `Block` |
+//! | [`Idle::Adaptive`], the default: spins 200 times (about 10 µs), yields 20 times, then blocks | that of `Spin`, `Yield` and `Block`, in turn | likewise |
 //! | [`Idle::Block`] | nothing | a wake-up by the kernel: microseconds to tens of microseconds |
 //!
 //! On a machine with fewer cores than polling threads `Spin` makes everything slower.
@@ -61,8 +60,9 @@
 //!
 //! # A runner
 //!
-//! The context is owned by a thread of its own. Work requests are passed to it through a lock-free ring, completions back through
-//! another. Everything else is a closure called on that thread ([`RunnerHandle::call`]). A handle belongs to one thread or task.
+//! A runner moves the context to a thread of its own. Work requests are passed to it through a lock-free ring, and completions back
+//! through another. Everything else is a closure called on that thread ([`RunnerHandle::call`]). A handle belongs to one thread or
+//! task.
 //!
 //! ```
 //! use std::time::Duration;
@@ -105,21 +105,23 @@
 //! }
 //! ```
 //!
-//! - A handle delivers completions, and only they wake it. Poll events with `handle.call(|context| context.next_cm_event())` and
-//!   [`next_event`](Context::next_event), on a timer; a server whose clients connect and disconnect uses the descriptor instead.
-//! - tokio calls `AsyncFd::new` deprecated; `stack/examples/tokio_server.rs` shows the replacement.
+//! - A handle delivers completions, refused work requests and exchanged memory, but no events: these do not wake it. Take events
+//!   with `handle.call(|context| context.next_cm_event())` and [`next_event`](Context::next_event), on a timer. A server whose
+//!   clients connect and disconnect should poll its context itself, and wait for the context's [descriptor](#a-descriptor).
 //! - Posting to a full command ring does not block: on [`Error::QueueFull`] take deliveries and post again.
 //! - A work request that the context refuses is returned as [`Delivery::Refused`], in the order of posting.
 //! - Data is passed to the thread of a handle by [`RunnerHandle::exchange`] (no copy), or by a closure that copies.
-//! - A runner ends when its context fails or a closure panics. Handles then return [`Error::RunnerEnded`], and the work requests
-//!   that were not executed; [`Runner::stop`] returns the context and the reason.
+//! - A runner ends when its context fails or a closure panics. Handles still return all deliveries, then each work request that was
+//!   not executed ([`Delivery::Refused`]), then [`Error::RunnerEnded`]. [`Runner::stop`] returns the context and the reason, or
+//!   panics with the panic of the closure.
 //!
 //! # A descriptor
 //!
 //! [`Context::prepare_wait`] arms the context's descriptor and returns whether to wait; its documentation has the loop. The order
 //! is: poll, take completions and events until there are none, post, poll again if you have posted, `prepare_wait`, wait. A work
 //! request posted after `prepare_wait` is sent only by the next poll. `examples/tokio_server.rs` serves 100 connections in this
-//! manner in one task.
+//! manner in one task. It uses `AsyncFd::new`, which tokio marks as deprecated because its replacement, `register`, is unsafe; the
+//! example allows the lint, as the descriptor of a context never changes.
 //!
 //! A [`CompChannel`] is the counterpart of `ibv_comp_channel`: completion queues for which another thread waits with a descriptor
 //! of its own ([`create_cq_on`](Context::create_cq_on), [`req_notify_cq`](Context::req_notify_cq)).
@@ -128,9 +130,11 @@
 //!
 //! A context has one thread. For more cores open several: one for each queue of the interface (`af_xdp:eth0:0`, `af_xdp:eth0:1`),
 //! each with a runner and its share of the queue pairs (`examples/cores.rs`). Contexts share no state, so each frame must reach
-//! the right queue: by `ethtool -N` rules on a card, by equal queue numbers at both ends of a veth.
+//! the right queue. On a card set `ethtool -N` rules. A frame sent on queue n of a veth arrives on queue n of the other end: open
+//! the same queue number at both ends.
 //!
-//! The reasons are in docs/decisions/02-nothing-blocks.md and docs/decisions/04-waiting-from-outside.md.
+//! Sources: docs/decisions/02-nothing-blocks.md, 04-waiting-from-outside.md, 05-all-queues.md; `stack/src/runtime`, and the tests
+//! `stack/tests/{waiting,runner,tasks}.rs`. The IBA has no rule on threads.
 
 #[cfg(doc)]
 use crate::*;

@@ -121,7 +121,7 @@ impl CompChannel {
             if left.is_zero() {
                 return Ok(None);
             }
-            // A time too long to represent is for ever.
+            // A time too long to represent is no limit.
             let left = Timespec::try_from(left).ok();
             match poll(&mut [PollFd::new(self, PollFlags::IN)], left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -9,12 +9,12 @@ use crate::verbs::Error;
 /// |---|---|---|
 /// | `Spin` | a whole core | one poll |
 /// | `Yield` | the part of a core that other threads leave | one poll, and the time slices of other threads |
-/// | `Adaptive` | nothing, after a while without work | first as `Spin`, then as `Block` |
+/// | `Adaptive` | that of `Spin`, `Yield` and `Block`, in turn | likewise |
 /// | `Block` | nothing | a wake-up by the kernel: microseconds to tens of microseconds |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Idle {
-    /// Polls again at once, for ever: for a dedicated core.
+    /// Polls again immediately, always: for a dedicated core.
     Spin,
     /// Yields to other threads of the core, and polls again.
     Yield,
@@ -30,7 +30,7 @@ pub enum Idle {
 }
 
 impl Default for Idle {
-    /// Adaptive: 200 turns, which take about 10 µs, and 20 yields.
+    /// Adaptive: spins 200 times, which takes about 10 µs, yields 20 times, then blocks.
     fn default() -> Idle {
         Idle::Adaptive { spins: 200, yields: 20 }
     }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adaptive_blocks_after_its_empty_turns_and_anew_after_work() {
+    fn adaptive_blocks_after_its_empty_turns_and_restarts_after_work() {
         let mut idler = Idler::new(Idle::Adaptive { spins: 3, yields: 2 });
         for _ in 0..2 {
             let turns: Vec<bool> = (0..7).map(|_| idler.rest()).collect();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_of_four() {
+    fn there_are_four_names() {
         for (name, idle) in [("spin", Idle::Spin), ("yield", Idle::Yield), ("block", Idle::Block)] {
             assert_eq!(name.parse::<Idle>().unwrap(), idle);
         }

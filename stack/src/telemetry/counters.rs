@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_explained() {
+    fn names_are_unique_and_have_help_texts() {
         let names: HashSet<&str> = Counter::all().map(Counter::name).collect();
         assert_eq!(names.len(), TABLE.len());
         for counter in Counter::all() {
@@ -369,7 +369,7 @@ mod tests {
 
     /// A name of other software must exist there exactly.
     #[test]
-    fn borrowed_names_exist_where_they_come_from() {
+    fn names_of_other_software_exist_there() {
         const MLX5: &[&str] = &[
             "rx_write_requests",
             "rx_read_requests",

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_that_does_not_read_is_let_go_and_holds_nobody_up() {
+    fn a_reader_that_does_not_read_is_disconnected_and_delays_nobody() {
         // More than a socket accepts.
         let metrics = || {
             let mut metrics = Metrics::new("sim", &"x".repeat(1 << 20));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_look_into_or_made_is_refused() {
+    fn an_accessible_or_foreign_directory_is_refused() {
         let directory = std::env::temp_dir().join(format!("ferroce-exporter-{}", std::process::id()));
         Directory::make(&directory).unwrap();
         Directory::make(&directory).unwrap();

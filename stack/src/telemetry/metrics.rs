@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_this() {
+    fn the_text_has_the_expected_form() {
         let mut metrics = Metrics::new("af_xdp", "eth0");
         metrics.push("b", "Of b.", MetricKind::Counter, None, u64::MAX);
         metrics.push_gauges("qps", "By state.", "state", [("rtr", 0), ("rts", 1)]);
@@ -573,7 +573,7 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
     }
 
     #[test]
-    fn contexts_that_differ_in_metrics_go_into_one_text() {
+    fn contexts_with_different_metrics_share_one_text() {
         let (one, mut two) = (sample("eth0", 1), sample("eth1", 2));
         two.push("newer", "Of a later version.", MetricKind::Counter, None, 3);
         let text = Exposition(&[one.clone(), two.clone()]).to_string();
@@ -585,7 +585,7 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
     }
 
     #[test]
-    fn what_is_not_such_a_text_is_refused() {
+    fn invalid_texts_are_refused() {
         for (text, expected) in [
             ("ferroce_a 1", "follows its"),
             ("# TYPE ferroce_a summary", "'counter' or 'gauge'"),
@@ -627,7 +627,7 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
     }
 
     #[test]
-    fn what_a_process_says_of_itself_is_not_believed() {
+    fn a_process_can_not_choose_its_own_labels() {
         let text = |own: &str| {
             format!(
                 "# HELP ferroce_a \x1b[2Jx\n# TYPE ferroce_a gauge\nferroce_a{{device=\"\x1b]0;x\x07\",pid=\"1\",uid=\"0\"}} 1\n\
@@ -647,14 +647,14 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(device in "(?s).*", value: u64) {
+        fn a_written_text_parses_back(device in "(?s).*", value: u64) {
             let metrics = sample(&device, value).with_label("pid", 1);
             let text = metrics.to_string();
             prop_assert_eq!(Metrics::parse(&text), Ok(metrics));
         }
 
         #[test]
-        fn no_text_is_too_strange(text in "(# (HELP|TYPE) )?(ferroce_)?a(_total)?( counter| gauge)?.*\\PC*") {
+        fn any_text_is_parsed_or_refused(text in "(# (HELP|TYPE) )?(ferroce_)?a(_total)?( counter| gauge)?.*\\PC*") {
             let _ = Metrics::parse(&text);
             let _ = Metrics::parse(&format!("# TYPE ferroce_a gauge\n{text}"));
         }

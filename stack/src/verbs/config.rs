@@ -1,8 +1,8 @@
 use crate::verbs::congestion::check_line_rate;
 use crate::verbs::{CongestionControl, CongestionNotification, Error};
 
-/// The default window, in packets to one destination: above the bandwidth-delay product of 100 Gb/s and 40 µs at any path MTU,
-/// below the receive rings of every driver.
+/// The default window, in packets to one destination: with a path MTU of 1024 or more above the bandwidth-delay product of
+/// 100 Gb/s and 40 µs (500 KB), and below the receive rings of every driver.
 pub const DEFAULT_WINDOW: u32 = 512;
 
 /// The most packets that may be unacknowledged: half the PSNs, less one.

@@ -80,7 +80,7 @@ pub struct Dcqcn {
     pub initial_alpha_value: u16,
     /// The minimum time between two cuts, in µs, at least 1; only with [`DcqcnRules::Mlx`].
     pub rate_reduce_monitor_period: u32,
-    /// A cut reduces the rate by alpha · 1024 / 2 to the power of this: 11 is half of alpha. 0 to 15.
+    /// A cut reduces the rate by the part alpha · 1024 / 2ⁿ with n = this value: 11 is half of alpha. 0 to 15.
     pub rpg_gd: u8,
     /// The minimum rate after a cut, in percent of the rate before. 0 to 100.
     pub rpg_min_dec_fac: u8,
@@ -364,7 +364,7 @@ impl Dcqcn {
         Dcqcn { rate_reduce_monitor_period, ..self }
     }
 
-    /// A cut reduces the rate by alpha · 1024 / 2 to the power of this; 0 to 15.
+    /// A cut reduces the rate by the part alpha · 1024 / 2ⁿ with n = this value, 0 to 15.
     pub fn rpg_gd(self, rpg_gd: u8) -> Self {
         Dcqcn { rpg_gd, ..self }
     }

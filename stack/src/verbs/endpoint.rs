@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn text_and_bytes_come_back() {
+    fn text_and_bytes_parse_back() {
         let endpoint = endpoint();
         assert_eq!(endpoint.to_string(), "fe80::1/qpn=0x000011/psn=0xffffff/mtu=4096/rd_atomic=16");
         assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused_by_name() {
+    fn errors_name_the_invalid_field() {
         for (text, said) in [
             ("", "endpoint = : ADDRESS/qpn=N"),
             ("host/qpn=1/psn=1/mtu=1024/rd_atomic=1", "ADDRESS/qpn=N"),

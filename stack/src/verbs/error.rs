@@ -223,7 +223,7 @@ fn rejection(peer: SocketAddr, reason: RejectReason) -> String {
     }
 }
 
-/// As it reads: `main() -> Result` prints it so.
+/// The same text as `Display`, because `main() -> Result` prints it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -277,7 +277,7 @@ pub struct PostError {
     pub source: Error,
 }
 
-/// As it reads: `main() -> Result` prints it so.
+/// The same text as `Display`, because `main() -> Result` prints it.
 impl fmt::Debug for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -301,7 +301,7 @@ pub struct RegisterError {
     pub source: Error,
 }
 
-/// As it reads: `main() -> Result` prints it so.
+/// The same text as `Display`, because `main() -> Result` prints it.
 impl fmt::Debug for RegisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -175,22 +175,22 @@ impl QpConfig {
     }
 }
 
-/// The states of a queue pair.
+/// The states of a queue pair (docs/protocol.md §6). [`Transition`](crate::Transition) has the steps between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpState {
-    /// As created.
+    /// RESET: as created. Nothing can be posted, and packets are dropped.
     Reset,
-    /// Receives may be posted.
+    /// INIT: receives may be posted; packets are dropped.
     Init,
-    /// Ready to receive.
+    /// RTR, ready to receive: requests of the peer are executed; sends can't be posted yet.
     Rtr,
-    /// Ready to send.
+    /// RTS, ready to send: sends may be posted too.
     Rts,
-    /// Send queue drained or draining.
+    /// SQD, send queue drained, or draining: started sends are completed, and no other is started.
     Sqd,
-    /// A send of a UC or UD queue pair failed locally; later ones are flushed, and it still receives.
+    /// SQE, send queue error: a send of a UC or UD queue pair failed locally; later ones are flushed, and it still receives.
     Sqe,
-    /// Failed; all work is flushed.
+    /// ERR: failed; all work is flushed.
     Error,
 }
 

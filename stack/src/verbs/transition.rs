@@ -102,7 +102,7 @@ pub struct ReadyToSend {
     /// The PSN of the first request.
     pub sq_psn: Psn,
     /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off. [`timeout_at_least`](ReadyToSend::timeout_at_least)
-    /// takes a `Duration`.
+    /// takes a `Duration`. With `retry_count` it gives the [retry budget](crate::manual::connecting#timeouts-and-retries).
     pub timeout: u8,
     /// Retries after timeouts and sequence errors, 0 to 7. Unlike in `rnr_retry`, 7 means seven retries.
     pub retry_count: u8,
@@ -245,7 +245,8 @@ impl ReadyToSend {
         ReadyToSend { timeout, ..self }
     }
 
-    /// The shortest ACK timeout that is at least `time`: 8.2 µs to 2.4 h, each twice the one before. Zero turns the timeout off.
+    /// `time` rounded up to the next ACK timeout that can be encoded, 8.2 µs to 2.4 h, each twice the one before. Zero turns the
+    /// timeout off.
     /// (In [`ConnectionParameters`](crate::ConnectionParameters) it means the shortest one.)
     pub fn timeout_at_least(self, time: Duration) -> Self {
         ReadyToSend { timeout: exponent_of(time), ..self }

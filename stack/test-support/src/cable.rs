@@ -1,4 +1,4 @@
-//! A cable with an engine at one end and a test at the other: what the engine sends is kept, what it gets is said.
+//! A cable with an engine at one end and a test at the other, which reads the engine's frames and sends frames to it.
 //!
 //! ```
 //! use ferroce::{Config, Context, Nanos};
@@ -37,7 +37,7 @@ pub const PEER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 
 pub struct Cable(Arc<Mutex<Way>>);
 
 impl Cable {
-    /// A cable whose port takes any number of frames.
+    /// A cable whose port accepts any number of frames.
     #[expect(clippy::new_without_default, reason = "a port is made from it, it is no value")]
     pub fn new() -> Cable {
         Cable(Arc::new(Mutex::new(Way { room: usize::MAX, ..Way::default() })))
@@ -53,7 +53,7 @@ impl Cable {
         CablePort { capabilities, buffer: vec![0; max_frame].into(), poisoned: None, cable: self.clone() }
     }
 
-    /// The frame arrives at the engine's next poll, behind those that arrive then too.
+    /// The frame arrives at the engine's next poll, after those sent before.
     pub fn send(&self, frame: Vec<u8>) {
         self.way().to_engine.push_back(frame);
     }
@@ -68,33 +68,33 @@ impl Cable {
         self.way().from_engine.drain(..).map(|(_, frame)| frame).collect()
     }
 
-    /// Copies of the engine's frames that nobody has taken, oldest first.
+    /// Copies of the engine's frames that were not taken, the oldest first.
     pub fn waiting(&self) -> Vec<(Nanos, Vec<u8>)> {
         self.way().from_engine.iter().cloned().collect()
     }
 
-    /// From now on the port takes so many frames of the engine; it is blocked after them.
+    /// From now on the port accepts this many frames of the engine; it is blocked after them.
     pub fn set_room(&self, frames: usize) {
         self.way().room = frames;
     }
 
-    /// From now on the port's buffers hold bytes that no other `poison` below 255 has at the same place, and no zeros: what
-    /// the engine leaves unwritten shows up as these.
+    /// From now on the port's buffers are filled with bytes that differ at each place between values of `poison` below 255,
+    /// and are never zero: they show which bytes the engine leaves unwritten.
     pub fn set_poison(&self, poison: u8) {
         self.way().poison = poison;
     }
 
-    /// What the engine has allocated while it took frames and made some.
+    /// The allocations of the engine while it received and wrote frames.
     pub fn allocations(&self) -> u64 {
         self.way().allocations
     }
 
-    /// Counts them anew.
+    /// Resets their count.
     pub fn forget_allocations(&self) {
         self.way().allocations = 0;
     }
 
-    /// How often the port was asked for a next hop.
+    /// How often the port was queried for a next hop.
     pub fn resolved(&self) -> u64 {
         self.way().resolved
     }
@@ -104,7 +104,7 @@ impl Cable {
     }
 }
 
-/// Frames on the way, both directions.
+/// Frames in flight, both directions.
 #[derive(Debug, Default)]
 struct Way {
     to_engine: VecDeque<Vec<u8>>,
@@ -120,7 +120,7 @@ struct Way {
 pub struct CablePort {
     capabilities: Capabilities,
     buffer: Box<[u8]>,
-    /// What the buffer is filled with, until the engine has written to it.
+    /// The contents of the buffer before the engine writes to it.
     poisoned: Option<u8>,
     cable: Cable,
 }

@@ -1,4 +1,4 @@
-//! Frames that no receiver should heed, by the reason for which each is dropped.
+//! Frames that a receiver must drop, by the reason.
 
 use ferroce::wire::{
     Bth, Encapsulation, FrameBuilder, Opcode, PKEY_DEFAULT, PKey, PathAddress, PathHeader, Sack,
@@ -8,12 +8,12 @@ use ferroce_driver_test_support::random::Random;
 
 use crate::packet::{BTH, IP, UDP, reseal};
 
-/// What is wrong with a frame.
+/// The error of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Junk {
-    /// Noise behind an Ethernet header, or UDP to another port.
+    /// Noise after an Ethernet header, or UDP to another port.
     NotRoce,
-    /// The frame ends too early, or its lengths contradict each other.
+    /// The frame is truncated, or its lengths contradict each other.
     Truncated,
     /// An IPv4 fragment, IPv4 options, another IP version.
     BadIp,
@@ -25,22 +25,22 @@ pub enum Junk {
     WrongVersion,
     /// RoCE v1, which is off.
     RoceV1,
-    /// In order but for the QPN, which nobody has.
+    /// Valid except for the QPN, which does not exist.
     UnknownQp,
-    /// In order but for the sender's address.
+    /// Valid except for the sender's address.
     WrongSource,
-    /// In order but for the partition.
+    /// Valid except for the partition.
     WrongPkey,
-    /// In order, but of another service.
+    /// Valid, but of another service.
     WrongService,
     /// A congestion notification.
     Cnp,
 }
 
-/// Who is to be flooded, by somebody who knows all that the peer knows.
+/// The target of a flood, by a sender with all the knowledge of the peer.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// The way from the peer to it.
+    /// The path from the peer to it.
     pub path: PathAddress,
     /// Its queue pair.
     pub qpn: Qpn,
@@ -65,7 +65,7 @@ impl Junk {
         Junk::Cnp,
     ];
 
-    /// Where it is counted.
+    /// The counter for it.
     pub fn counter(self) -> Counter {
         match self {
             Junk::NotRoce => Counter::RxNotRoce,
@@ -83,18 +83,18 @@ impl Junk {
         }
     }
 
-    /// Frames of this kind, of all opcodes that it goes with.
+    /// Frames of this kind, with all opcodes to which it applies.
     pub fn frames(self, target: &Target, random: &mut Random) -> Vec<Vec<u8>> {
-        // Neither is of a service.
+        // Neither belongs to a service.
         let others = [Opcode::CNP, Opcode::SELECTIVE_ACKNOWLEDGE];
         let exists = |byte: &u8| Opcode::from_byte(*byte).is_some_and(|opcode| !others.contains(&opcode));
         let mut opcodes: Vec<u8> = match self {
             Junk::Cnp => vec![Opcode::CNP.byte(); 16],
             Junk::WrongService => (0x20..0xff).filter(exists).collect(),
-            // Of RC: those that the queue pair would heed.
+            // Opcodes of RC, which the queue pair would process.
             _ => (0..0x20).filter(exists).collect(),
         };
-        // So that all kinds weigh alike in a mix.
+        // So that all kinds have the same share in a mix.
         opcodes = opcodes.into_iter().cycle().take(64).collect();
         opcodes.into_iter().map(|opcode| self.frame(target, opcode, random)).collect()
     }
@@ -116,7 +116,7 @@ impl Junk {
         let length = frame.len();
         match self {
             Junk::NotRoce if random.below(2) == 0 => {
-                // An EtherType that means nothing.
+                // An unknown EtherType.
                 frame[12] = 0x99;
                 frame[14..].fill_with(|| random.below(256) as u8);
             }
@@ -125,7 +125,7 @@ impl Junk {
             Junk::Truncated if random.below(2) == 0 => {
                 frame.truncate(IP + random.below((length - IP) as u64) as usize);
             }
-            // A UDP length beyond the packet, or below any.
+            // A UDP length beyond the packet, or below the minimum.
             Junk::Truncated => {
                 let length = if random.below(2) == 0 { [0xff, 0xff] } else { [0, 8] };
                 frame[UDP + 4..UDP + 6].copy_from_slice(&length);
@@ -140,7 +140,7 @@ impl Junk {
                 frame[bit / 8] ^= 1 << (bit % 8);
             }
             Junk::UnknownOpcode => {
-                // A selective acknowledge is unknown where it was not agreed on, if it is as long as they are.
+                // A selective acknowledge without negotiation is unknown if it has the right length.
                 let agreed = Opcode::SELECTIVE_ACKNOWLEDGE;
                 let is_unknown = |opcode: Option<Opcode>| opcode.is_none_or(|opcode| opcode == agreed);
                 let unknown: Vec<u8> =
@@ -162,7 +162,7 @@ impl Junk {
     }
 }
 
-/// A frame that is right in itself.
+/// A frame that is valid by itself.
 fn sealed(
     path: &PathAddress,
     qpn: Qpn,
@@ -172,7 +172,7 @@ fn sealed(
     random: &mut Random,
 ) -> Vec<u8> {
     let Some(opcode) = Opcode::from_byte(opcode) else { return Vec::new() };
-    // What it takes to be heeded in full, were it genuine: a payload, or none.
+    // Everything needed to be processed, if it were genuine: a payload, or none.
     let payload = if opcode.payload().admits(payload, payload) { payload } else { 0 };
     let mut bth = Bth::new(opcode, qpn, Psn::new(random.below(1 << 24) as u32));
     bth.set_ack_req(true);

@@ -1,15 +1,14 @@
-//! What the tests of ferroce have in common, and the benchmarks that flood it.
+//! Shared code of ferroce's tests, and of the benchmarks that flood it.
 //!
-//! A dev-dependency: no application is built with it. What only needs the drivers is in
-//! `ferroce-driver-test-support`.
+//! A dev-dependency: no application is built with it. Code that only needs the drivers is in `ferroce-driver-test-support`.
 //!
-//! - [`peer`]: an engine against a scripted peer, in virtual time; [`packet`] is what its scripts are made of,
-//!   [`cable`] is the port under the engine.
+//! - [`peer`]: an engine against a scripted peer, in virtual time; [`packet`] has the elements of its scripts, [`cable`] is
+//!   the port under the engine.
 //! - [`pair`]: two connected contexts on a simulated link, in virtual time.
-//! - [`junk`]: frames that no receiver should heed, by the reason for which each is dropped.
+//! - [`junk`]: frames that a receiver must drop, by the reason.
 //! - [`semantics`]: the semantics of the verbs, as cases for two contexts of any backend.
 //! - [`repository`]: the files of this repository, for tests of its rules.
-//! - [`strangers`]: connections at work while hosts that are not there ask for more.
+//! - [`strangers`]: working connections during a flood of requests from hosts that do not exist.
 //!
 //! Programs that use it count their allocations: `allocation_counter` is their allocator.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]

@@ -41,7 +41,7 @@ pub struct Script {
     payload: Vec<u8>,
 }
 
-/// A packet for the queue pair under test. Headers that are left out are zero.
+/// A packet for the queue pair under test. Headers that are not set are zero.
 pub fn packet(opcode: Opcode, psn: u32) -> Script {
     Script {
         opcode,
@@ -86,7 +86,7 @@ pub fn read_response(opcode: Opcode, psn: u32, payload: &[u8]) -> Script {
     }
 }
 
-/// An Atomic Acknowledge with the value that was there before.
+/// An Atomic Acknowledge with the previous value.
 pub fn atomic_ack(psn: u32, original: u64) -> Script {
     packet(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn).aeth(Syndrome::ACK.byte(), 0).original(original)
 }
@@ -102,7 +102,7 @@ impl Script {
         Script { mig_req: on, ..self }
     }
 
-    /// With this P_Key in place of the default one.
+    /// With this P_Key instead of the default one.
     pub fn pkey(self, pkey: u16) -> Script {
         Script { pkey: PKey(pkey), ..self }
     }
@@ -112,7 +112,7 @@ impl Script {
         Script { psn, ..self }
     }
 
-    /// To this queue pair in place of the one under test.
+    /// To this queue pair instead of the one under test.
     pub fn dest_qpn(self, qpn: Qpn) -> Script {
         Script { dest_qpn: Some(qpn), ..self }
     }
@@ -175,7 +175,7 @@ impl Script {
         self
     }
 
-    /// The frame, to `qpn` unless the script names another.
+    /// The frame, to `qpn` unless the script sets another.
     pub fn frame(&self, path: &PathHeader, qpn: Qpn) -> Vec<u8> {
         let mut bth = Bth::new(self.opcode, self.dest_qpn.unwrap_or(qpn), Psn::new(self.psn));
         bth.set_ack_req(self.ack_req);
@@ -192,7 +192,7 @@ impl Script {
     }
 }
 
-/// Puts the right ICRC behind a RoCEv2 frame that was changed by hand.
+/// Updates the ICRC of a RoCEv2 frame that was changed.
 pub fn reseal(frame: &mut [u8]) {
     let ip = if frame[12..14] == [0x81, 0x00] { IP + 4 } else { IP };
     let network = if frame[ip] >> 4 == 6 { NetworkHeader::Ipv6 } else { NetworkHeader::Ipv4 };
@@ -200,7 +200,7 @@ pub fn reseal(frame: &mut [u8]) {
     *tail = icrc::compute(network, covered).unwrap().to_le_bytes();
 }
 
-/// A packet of the engine, taken apart.
+/// A parsed packet of the engine.
 #[derive(Clone)]
 pub struct Got {
     /// When it was sent.
@@ -219,7 +219,7 @@ impl Deref for Got {
 }
 
 impl Got {
-    /// Takes a frame of the engine apart; it must be right in every length, and in its ICRC.
+    /// Parses a frame of the engine, which must be valid in every length, and in its ICRC.
     #[track_caller]
     pub fn parse(at: Nanos, frame: Vec<u8>) -> Got {
         match OwnedPacket::parse(&frame) {
@@ -233,7 +233,7 @@ impl Got {
         self.bth.psn().value()
     }
 
-    /// What an AtomicAckETH says was there before.
+    /// The previous value in an AtomicAckETH.
     pub fn original(&self) -> Option<u64> {
         self.extensions.atomic_ack_eth.map(|header| header.original())
     }

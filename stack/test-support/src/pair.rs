@@ -15,15 +15,15 @@ pub struct End {
     pub context: Context,
     /// The protection domain of everything here.
     pub pd: Pd,
-    /// Where everything completes.
+    /// The completion queue of all work.
     pub cq: Cq,
     /// The first of `qps`.
     pub qp: Qp,
-    /// Each is connected to the one at the same place of the other end.
+    /// Each is connected to the one at the same index of the other end.
     pub qps: Vec<Qp>,
     /// The memory, registered with every right.
     pub mr: Mr,
-    /// Where receives are posted, if [`Setup::srq`] says so.
+    /// The queue for receives, with [`Setup::srq`].
     pub srq: Option<Srq>,
     /// UD: the other end's first queue pair.
     pub destination: Option<Destination>,
@@ -44,9 +44,9 @@ pub struct Setup {
     pub roce_v1: bool,
     /// The VLAN of the address vectors.
     pub vlan: Option<u16>,
-    /// What else a way to the peer says.
+    /// Changes to the address vectors.
     pub way: fn(AddressVector) -> AddressVector,
-    /// Of the connections.
+    /// The path MTU of the connections.
     pub path_mtu: PathMtu,
     /// Bytes of memory at either end.
     pub memory: usize,
@@ -56,17 +56,17 @@ pub struct Setup {
     pub timeout: u8,
     /// Retransmissions before a connection ends.
     pub retry_count: u8,
-    /// The same after RNR NAKs; 7 is without limit.
+    /// The same after RNR NAKs; 7 is unlimited.
     pub rnr_retry: u8,
-    /// READs and atomics outstanding at once, each way.
+    /// Outstanding READs and atomics, in each direction.
     pub max_rd_atomic: u8,
-    /// Whether both ends have agreed on selective repeat.
+    /// Whether both ends have negotiated selective repeat.
     pub selective_repeat: bool,
-    /// Frames that a port may have under way.
+    /// The most frames of a port in flight.
     pub frames: usize,
-    /// What else the configurations say.
+    /// Changes to the configurations.
     pub config: fn(Config) -> Config,
-    /// What a port is wrapped into.
+    /// The wrapper of a port.
     pub port: fn(SimPort) -> Box<dyn PacketDriver>,
 }
 
@@ -98,15 +98,15 @@ impl Default for Setup {
 
 /// Both ends and the network between them.
 pub struct Pair {
-    /// The two, alike but for their addresses and first PSNs.
+    /// The two ends, equal except for their addresses and first PSNs.
     pub ends: [End; 2],
-    /// What is between them.
+    /// The network between them.
     pub network: SimNetwork,
     /// The virtual time.
     pub now: Nanos,
-    /// The time of the step under way, for filters of the network.
+    /// The time of the current step, for filters of the network.
     pub clock: Arc<AtomicU64>,
-    /// The last step found nothing to come.
+    /// The last step found nothing to do.
     idle: bool,
 }
 
@@ -129,8 +129,8 @@ impl Pair {
         Pair { ends, network, now: Nanos(1_000_000), clock: Arc::default(), idle: false }
     }
 
-    /// Polls both ends; when nothing moves, jumps to the next thing that will. `false` when there
-    /// has been none for two steps: the first may have ended in completions.
+    /// Polls both ends; when nothing moves, jumps to the next event. `false` when there was none for two steps: the first
+    /// may have ended in completions.
     pub fn step(&mut self) -> bool {
         let now = self.now;
         self.clock.store(now.0, Ordering::Relaxed);
@@ -177,7 +177,7 @@ impl End {
         self.qps.iter().map(|qp| self.context.query_qp(*qp).unwrap().qpn).collect()
     }
 
-    /// The row of the GID table that packets are to be sent from.
+    /// The GID index of the source of packets.
     fn sgid_index(&self, setup: &Setup) -> usize {
         let gids = &self.context.port().gids;
         gids.iter().position(|gid| (gid.roce_v1, gid.vlan) == (setup.roce_v1, setup.vlan)).unwrap()
@@ -224,8 +224,7 @@ impl End {
         }
     }
 
-    /// Posts a receive of the first `length` bytes of memory behind `offset`; to the SRQ if there
-    /// is one.
+    /// Posts a receive of the first `length` bytes of memory after `offset`; to the SRQ if there is one.
     pub fn post_recv(&mut self, wr_id: u64, offset: u64, length: u32) {
         let sges = [Sge { mr: self.mr, offset, length }];
         let wr = ReceiveWorkRequest { wr_id, sges: &sges };

@@ -1,10 +1,8 @@
-//! The scripted peer: one queue pair under test, and everything that the other end of its
-//! connection would send, by hand.
+//! The scripted peer: one queue pair under test, and all packets of the other end of its connection, written by the test.
 //!
-//! Time stands still until a case calls [`Peer::advance`], and the engine runs only inside the
-//! methods here, so a case is the same every time. Expectations take what they name: `expect` the
-//! oldest packet sent, `expect_wc` the oldest completion, `expect_event` the oldest event. What
-//! nobody took fails the case when the peer is dropped.
+//! Time stands still until a case calls [`Peer::advance`], and the engine runs only inside the methods here, so a case is
+//! the same every time. Expectations take what they name: `expect` the oldest packet sent, `expect_wc` the oldest
+//! completion, `expect_event` the oldest event. Anything not taken fails the case when the peer is dropped.
 
 mod expect;
 
@@ -23,16 +21,16 @@ use crate::packet::{self, BTH, IP, Script, UDP, reseal};
 
 /// The peer's queue pair.
 pub const PEER_QPN: Qpn = Qpn::new(0x77);
-/// The PSN of the engine's first request, unless a case says otherwise.
+/// The PSN of the engine's first request, unless a case sets another.
 pub const SQ: u32 = 1000;
-/// The PSN of the peer's first request, unless a case says otherwise.
+/// The PSN of the peer's first request, unless a case sets another.
 pub const RQ: u32 = 5000;
-/// The Q_Key of datagrams, both ways.
+/// The Q_Key of datagrams, in both directions.
 pub const QKEY: u32 = 0x1111_1111;
 /// Memory of the peer.
 pub const REMOTE: RemoteAddress = RemoteAddress { addr: 0x10_0000, rkey: RKey::new(0x5eed_beef) };
 
-/// What a case may choose; the rest is fixed.
+/// The settings of a case; all else is fixed.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The service.
@@ -43,9 +41,9 @@ pub struct Setup {
     pub ipv6: bool,
     /// The path MTU.
     pub mtu: PathMtu,
-    /// How far the queue pair is taken.
+    /// The final state of the queue pair.
     pub state: QpState,
-    /// What INIT grants to the peer.
+    /// The peer's rights set with INIT.
     pub access: Access,
     /// The PSN of the engine's first request.
     pub sq_psn: u32,
@@ -55,13 +53,13 @@ pub struct Setup {
     pub timeout: u8,
     /// Retransmissions before the connection ends.
     pub retry_count: u8,
-    /// The same after RNR NAKs; 7 is without limit.
+    /// The same after RNR NAKs; 7 is unlimited.
     pub rnr_retry: u8,
     /// READs and atomics that the engine may have outstanding.
     pub max_rd_atomic: u8,
     /// READs and atomics that the peer may have outstanding.
     pub max_dest_rd_atomic: u8,
-    /// The code of the time that the engine's RNR NAKs ask for.
+    /// The timer code of the engine's RNR NAKs.
     pub min_rnr_timer: u8,
     /// Completions that the CQ holds.
     pub cq_capacity: u32,
@@ -69,9 +67,9 @@ pub struct Setup {
     pub max_send_wr: u32,
     /// Work requests that the receive queue holds.
     pub max_recv_wr: u32,
-    /// Whether the context has RoCE v1 too.
+    /// Whether the context supports RoCE v1 too.
     pub roce_v1: bool,
-    /// Whether both ends have agreed on selective repeat.
+    /// Whether both ends have negotiated selective repeat.
     pub selective_repeat: bool,
     /// As [`Config::reorder_packets`].
     pub reorder_packets: u16,
@@ -81,7 +79,7 @@ pub struct Setup {
     pub atomic_write: bool,
     /// As [`Config::drop_access_errors`].
     pub drop_access_errors: bool,
-    /// What else the configuration says.
+    /// Changes to the configuration.
     pub config: fn(Config) -> Config,
 }
 
@@ -117,13 +115,13 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// The default, of another service.
+    /// The default, for another service.
     pub fn of(qp_type: QpType) -> Setup {
         Setup { qp_type, ..Setup::default() }
     }
 }
 
-/// Everything that host memory can grant.
+/// All rights that host memory can grant.
 pub fn all_access() -> Access {
     Access::LOCAL_WRITE
         | Access::REMOTE_WRITE
@@ -134,7 +132,7 @@ pub fn all_access() -> Access {
         | Access::MW_BIND
 }
 
-/// `length` bytes, no two neighbouring packets of them alike.
+/// `length` bytes; no two adjacent packets are equal.
 pub fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect()
 }
@@ -150,11 +148,11 @@ pub struct Peer {
     pub context: Context,
     /// The protection domain of everything here.
     pub pd: Pd,
-    /// Where everything completes.
+    /// The completion queue of all work.
     pub cq: Cq,
     /// The queue pair under test.
     pub qp: Qp,
-    /// Where receives are posted, if [`Setup::srq`] says so.
+    /// The queue for receives, with [`Setup::srq`].
     pub srq: Option<Srq>,
     /// The number of the queue pair under test.
     pub qpn: Qpn,
@@ -163,7 +161,7 @@ pub struct Peer {
     /// The addresses of the peer's packets.
     pub address: PathAddress,
     cable: Cable,
-    /// What each counter showed when it was last asked for.
+    /// The value of each counter at the last query.
     asked: HashMap<Counter, u64>,
 }
 
@@ -227,7 +225,7 @@ impl Peer {
         }
     }
 
-    /// The way to the peer, or to any other GID.
+    /// The address vector of the peer, or of another GID.
     pub fn way_to(&self, gid: Gid) -> AddressVector {
         let sgid_index = self.context.port().gid_index_for(self.address.source).unwrap();
         AddressVector::new(gid, sgid_index).mac(PEER_MAC)
@@ -269,7 +267,7 @@ impl Peer {
         }
     }
 
-    /// Another queue pair beside the one under test, likewise configured and in RTS.
+    /// Another queue pair in addition to the one under test, with the same configuration and in RTS.
     pub fn another_qp(&mut self, setup: &Setup) -> Qp {
         let config = QpConfig::new(setup.qp_type, self.pd, self.cq).srq(self.srq);
         let qp = self.context.create_qp(&config).unwrap();
@@ -291,7 +289,7 @@ impl Peer {
         self.context.modify_qp(self.qp, transition).unwrap();
     }
 
-    /// What the queue pair is now.
+    /// The current attributes of the queue pair.
     pub fn query(&self) -> QpAttributes {
         self.context.query_qp(self.qp).unwrap()
     }
@@ -314,36 +312,36 @@ impl Peer {
         self.context.register(self.pd, Memory::copy_of(bytes).unwrap(), access).unwrap()
     }
 
-    /// What a region holds.
+    /// The contents of a region.
     pub fn bytes(&self, mr: Mr) -> &[u8] {
         self.context.bytes(mr).unwrap()
     }
 
-    /// The application's own change to its memory.
+    /// For changes by the application.
     pub fn bytes_mut(&mut self, mr: Mr) -> &mut [u8] {
         self.context.bytes_mut(mr).unwrap()
     }
 
-    /// What the peer must name to reach a region.
+    /// The address and key of a region for the peer.
     pub fn remote(&self, mr: Mr) -> RemoteMemory {
         self.context.remote(mr).unwrap()
     }
 
     // Work requests of the engine's application.
 
-    /// Posts a signaled work request; it leaves with the next expectation.
+    /// Posts a signaled work request; it is sent with the next expectation.
     #[track_caller]
     pub fn post(&mut self, wr_id: u64, op: SendOp, data: &[Sge]) {
         self.post_flagged(wr_id, op, Data::Sges(data), SendFlags::SIGNALED);
     }
 
-    /// Posts a work request with these flags; it leaves with the next expectation.
+    /// Posts a work request with these flags; it is sent with the next expectation.
     #[track_caller]
     pub fn post_flagged(&mut self, wr_id: u64, op: SendOp, data: Data<'_>, flags: SendFlags) {
         self.context.post_send(self.qp, &SendWorkRequest { wr_id, op, data, flags }).unwrap();
     }
 
-    /// Posts a signaled SEND of `bytes`, from memory of its own.
+    /// Posts a signaled SEND of `bytes`, from separate memory.
     #[track_caller]
     pub fn post_send(&mut self, wr_id: u64, bytes: &[u8]) {
         let mr = self.memory(bytes);
@@ -380,13 +378,13 @@ impl Peer {
 
     // Packets of the peer.
 
-    /// The frame of a packet from the peer, to be changed by hand.
+    /// The frame of a packet from the peer, to be changed by the test.
     pub fn frame(&self, packet: &Script) -> Vec<u8> {
         packet.frame(&PathHeader::new(&self.address), self.qpn)
     }
 
-    /// A frame from the peer with any bytes as its transport packet: opcode, the second byte of the
-    /// BTH, and `length` bytes from the BTH to a right ICRC.
+    /// A frame from the peer with any bytes as its transport packet: opcode, the second byte of the BTH, and `length` bytes
+    /// from the BTH to a correct ICRC.
     pub fn raw(&self, opcode: u8, flags: u8, qpn: Qpn, length: usize) -> Vec<u8> {
         let template = self.frame(&packet::ack(0, 0));
         let mut transport = template[BTH..].to_vec();
@@ -404,40 +402,40 @@ impl Peer {
         frame
     }
 
-    /// The packet arrives, and the engine has its turn.
+    /// The packet arrives, and the engine is polled.
     #[track_caller]
     pub fn inject(&mut self, packet: Script) {
         self.inject_all([packet]);
     }
 
-    /// The packets arrive together, before the engine has its turn.
+    /// The packets arrive together, before the engine is polled.
     #[track_caller]
     pub fn inject_all(&mut self, packets: impl IntoIterator<Item = Script>) {
         self.arrive(packets);
         self.poll();
     }
 
-    /// The packets arrive, and the engine has no turn yet.
+    /// The packets arrive, and the engine is not polled yet.
     pub fn arrive(&mut self, packets: impl IntoIterator<Item = Script>) {
         let path = PathHeader::new(&self.address);
         packets.into_iter().for_each(|p| self.cable.send(p.frame(&path, self.qpn)));
     }
 
-    /// Any frame arrives, and the engine has its turn.
+    /// The frame arrives, and the engine is polled.
     #[track_caller]
     pub fn inject_frame(&mut self, frame: Vec<u8>) {
         self.cable.send(frame);
         self.poll();
     }
 
-    /// The frame arrives and is dropped: one count under `reason`, no reply, no completion, no
-    /// event, and the queue pair is as it was.
+    /// The frame arrives and is dropped: one count under `reason`, no reply, no completion, no event, and the queue pair is
+    /// unchanged.
     #[track_caller]
     pub fn expect_dropped(&mut self, frame: Vec<u8>, reason: Counter) {
         self.expect_dropped_with(frame, &[reason], None);
     }
 
-    /// The frame arrives and is dropped for its P_Key, and the application is told.
+    /// The frame arrives and is dropped because of its P_Key, with an event.
     #[track_caller]
     pub fn expect_foreign(&mut self, frame: Vec<u8>, qp: Option<Qp>, pkey: PKey) {
         let event = Event::PkeyViolation { qp, pkey, source: self.address.source };
@@ -466,7 +464,7 @@ impl Peer {
         assert_eq!(changed, expected, "what the drop was counted as");
     }
 
-    /// The packet is dropped in silence: one count under `reason`, and the queue pair goes on.
+    /// The packet is dropped silently: one count under `reason`, and the queue pair continues.
     #[track_caller]
     pub fn expect_refused(&mut self, packet: Script, reason: Counter) {
         let (state, before) = (self.query().state, self.context.counters().value(reason));

@@ -1,17 +1,17 @@
-//! The files of this repository, for tests that hold its pages and sources to its rules. The Rust of the pages is tested
-//! here too, since packages that are published do not have them.
+//! The files of this repository, for tests that check its pages and sources against its rules. The Rust code of the pages
+//! is tested here too, because published packages do not contain them.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the repository is.
+/// The root directory of the repository.
 pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The files whose name ends so, by their path in the repository, with their text. Build outputs, symbolic links and
-/// hidden files are left out.
+/// The files whose names have this end, by their paths in the repository, with their texts. Build outputs, symbolic links
+/// and hidden files are left out.
 pub fn files(end: &str) -> BTreeMap<PathBuf, String> {
     fn gather(folder: &Path, end: &str, found: &mut BTreeMap<PathBuf, String>) {
         for entry in fs::read_dir(folder).unwrap() {

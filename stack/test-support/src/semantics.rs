@@ -1,8 +1,8 @@
-//! The semantics of the verbs, whatever carries them out: cases for two contexts, in software or on a card.
+//! The semantics of the verbs on any backend: cases for two contexts, in software or on an RNIC.
 //!
-//! Each case makes its queue pairs and regions, tries one verb with its ends and errors, and destroys all again. What a
-//! backend does otherwise is in `DIFFERENCES`, with the reason; one that is not there, and one that is there and does not
-//! show, fail.
+//! Each case creates its queue pairs and regions, tries one verb with its results and errors, and destroys all again.
+//! Deviations of a backend are in `DIFFERENCES`, with the reason; an unlisted deviation, and a listed one that does not
+//! occur, are failures.
 
 mod connections;
 mod datagrams;
@@ -21,21 +21,21 @@ use std::time::Duration;
 
 pub use pair::{End, Pair, VLAN};
 
-/// How a case ends: well, or with what was otherwise than it should be.
+/// The result of a case: success, or the deviation.
 pub type Outcome = Result<(), Box<dyn Error>>;
 
-/// A case: the verb and what is tried, and how.
+/// A case: the verb and what is tested, and the code.
 pub struct Case {
-    /// As in a table.
+    /// Its name in the table.
     pub name: &'static str,
     /// The requester is the first end.
     pub run: fn(&mut Pair) -> Outcome,
 }
 
-/// A name and what is run.
+/// A name and the function to run.
 type Entry = (&'static str, fn(&mut Pair) -> Outcome);
 
-/// What carries out the verbs of an end.
+/// The implementation of the verbs at an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The engine over a packet driver.
@@ -46,7 +46,7 @@ pub enum Kind {
     Stub,
 }
 
-/// What an end of a kind does otherwise.
+/// A deviation of a kind of end.
 struct Difference {
     case: &'static str,
     /// Every card, if `None`.
@@ -55,7 +55,7 @@ struct Difference {
     reason: &'static str,
 }
 
-/// The end that does it.
+/// The end that deviates.
 #[derive(Clone, Copy)]
 enum At {
     Requester,
@@ -179,11 +179,11 @@ const DIFFERENCES: &[Difference] = &[
     ),
 ];
 
-/// How long anything may take: an emulated guest on a busy machine is slow.
+/// The time limit of any step: an emulated guest on a busy machine is slow.
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Every case there is.
+/// All cases.
 pub fn cases() -> Vec<Case> {
     let rooms = [
         operations::CASES,
@@ -199,7 +199,7 @@ pub fn cases() -> Vec<Case> {
     rooms.into_iter().flatten().map(|(name, run)| Case { name, run: *run }).collect()
 }
 
-/// Runs all cases, those whose name contains `only`, over contexts of these kinds. Returns a table, and how many were wrong.
+/// Runs all cases whose name contains `only`, over contexts of these kinds. Returns a table, and the number of failures.
 pub fn run(pair: &mut Pair, kinds: [Kind; 2], only: Option<&str>) -> (String, usize) {
     let (mut table, mut wrong) = (String::new(), 0);
     for case in cases().iter().filter(|case| only.is_none_or(|only| case.name.contains(only))) {
@@ -216,7 +216,7 @@ pub fn run(pair: &mut Pair, kinds: [Kind; 2], only: Option<&str>) -> (String, us
             let _ = writeln!(table, "{:<58} not run: the two have no VLAN", case.name);
             continue;
         }
-        // What will not come is not waited for long.
+        // An expected failure is not waited for long.
         pair.patience = if known.is_some() { SHORT } else { LONG };
         let outcome = (case.run)(pair).and_then(|()| pair.clear());
         if outcome.is_err() {

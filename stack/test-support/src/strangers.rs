@@ -1,5 +1,5 @@
-//! Connections at work while strangers ask for more who are not there: REQs whose source addresses are on
-//! the link and nobody's. An application that accepts them all must not be held up by any.
+//! Working connections during a flood of requests from hosts that do not exist: REQs whose source addresses are on the link
+//! and unused. An application that accepts them all must not be delayed by any.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -13,58 +13,58 @@ use ferroce::wire::cm::{CmBody, CmMessage, IpCm, PathRecord, Req, SERVICE_ID_TCP
 use ferroce::wire::{Bth, Deth, Encapsulation, FrameBuilder, MAD_LEN, Opcode, PathAddress, PathHeader};
 use ferroce::*;
 
-/// How much of everything.
+/// The parameters of a run.
 pub struct Plan {
-    /// Connections that work.
+    /// The number of working connections.
     pub connections: u32,
-    /// REQs of strangers in a second, if the server polls often enough to hear them (see `PER_POLL`).
+    /// REQs of strangers per second, if the server polls often enough to receive them (see `PER_POLL`).
     pub rate: u64,
-    /// How long the connections work: once alone, and once beside the strangers. That is longer, to ten times
-    /// as long, on a machine that is too busy for half of the strangers.
+    /// How long the connections work: once without, and once with the strangers. On a machine that is too busy for half of
+    /// the strangers it is longer, up to ten times.
     pub time: Duration,
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// Round trips without the strangers.
     pub alone: Latencies,
-    /// Round trips while they ask.
+    /// Round trips during the flood.
     pub beside: Latencies,
-    /// REQs that were sent.
+    /// REQs sent.
     pub asked: u64,
     /// Those that the application accepted.
     pub accepted: u64,
-    /// Those that were refused, for too many waited.
+    /// Those that were refused, because too many were pending.
     pub refused: u64,
-    /// Packets that the connections sent again.
+    /// Packets that the connections retransmitted.
     pub retransmitted: u64,
 }
 
 /// Round trips of 8-byte WRITEs, in microseconds.
 #[derive(Debug)]
 pub struct Latencies {
-    /// How many.
+    /// The number of round trips.
     pub count: usize,
-    /// Half of them took so long or less.
+    /// The median.
     pub median: f64,
-    /// 99 of 100 did.
+    /// The 99th percentile.
     pub p99: f64,
     /// The longest.
     pub max: f64,
 }
 
-/// Connects `ports`, the client's and the server's, and works.
+/// Connects `ports`, the client's and the server's, and runs the plan.
 ///
 /// # Panics
-/// When a connection ends or the strangers are not heard.
+/// When a connection ends or the strangers' requests are not received.
 pub fn run([client, server]: [Box<dyn PacketDriver>; 2], plan: &Plan) -> Result<Outcome, Error> {
     let (near, far) = (ipv4(&*client), ipv4(&*server));
     let count = plan.rate * plan.time.as_secs().max(1);
     let frames = (0..count).map(|n| frame(&*client, &*server, n as u32)).collect();
     let allowed = Arc::new(AtomicU64::new(0));
     let client = Strangers { port: client, frames, next: 0, allowed: allowed.clone() };
-    // It outlives the server's thread: no connection ends before the server has looked at it.
+    // It outlives the server's thread: no connection ends before the server has checked it.
     let mut client = End::open(Box::new(client), plan.connections)?;
     let shared = Shared::default();
     thread::scope(|scope| {
@@ -81,12 +81,12 @@ pub fn run([client, server]: [Box<dyn PacketDriver>; 2], plan: &Plan) -> Result<
     })
 }
 
-/// What the two threads tell each other.
+/// The state shared by the two threads.
 #[derive(Default)]
 struct Shared {
     /// Polls of the server.
     polls: AtomicU64,
-    /// The client has ended, by a panic too.
+    /// The client has ended, possibly by a panic.
     stop: AtomicBool,
 }
 
@@ -99,18 +99,18 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Where the service is.
+/// The port of the service.
 const PORT: u16 = 7471;
-/// Requests that wait at a time.
+/// The most pending requests.
 const BACKLOG: u32 = 128;
-/// WRITEs under way, each of another connection.
+/// Outstanding WRITEs, each of another connection.
 const DEPTH: usize = 8;
-/// REQs of strangers for each poll of the server that the client has seen; fewer than a poll takes. A machine
-/// that is busy with other things leaves the server no time for more, and what overflows its receive buffer
-/// then, WRITEs too, would be no work of the strangers' absence.
+/// The most REQs of strangers per poll of the server that the client has seen; fewer than a poll processes. On a busy
+/// machine the server has no time for more, and if its receive buffer overflowed, WRITEs would be lost for a reason that is
+/// not tested here.
 const PER_POLL: u64 = 4;
 
-/// One end: a context with memory, and where all completes.
+/// One end: a context with memory, and a completion queue for all work.
 struct End {
     context: Context,
     clock: Clock,
@@ -121,7 +121,7 @@ struct End {
 
 impl End {
     fn open(port: Box<dyn PacketDriver>, connections: u32) -> Result<End, Error> {
-        // Beside those that work there are those that wait, and those that are just over.
+        // In addition to the working connections there are pending ones, and those that have just ended.
         let most = connections + 4 * BACKLOG;
         let config = Config::default().max_qps(most).max_connections(most);
         let mut context = Context::open(port, &config)?;
@@ -151,7 +151,7 @@ impl End {
     }
 }
 
-/// Connects, and measures round trips alone and beside the strangers.
+/// Connects, and measures round trips without and with the strangers.
 fn work(
     end: &mut End,
     far: IpAddr,
@@ -195,7 +195,7 @@ fn work(
     Ok([alone, beside])
 }
 
-/// All connections in turns, some at a time, while `goes_on`, which is told how much time has passed.
+/// WRITEs on all connections in turn, some at a time, while `goes_on`, which gets the elapsed time.
 fn round_trips(
     end: &mut End,
     qps: &[Qp],
@@ -231,7 +231,7 @@ fn round_trips(
     Ok(Latencies { count: round_trips.len(), median: at(0.5), p99: at(0.99), max: at(1.0) })
 }
 
-/// Accepts everybody, the strangers too. Returns how many of those were accepted, and how many refused.
+/// Accepts all requests, including the strangers'. Returns how many of those were accepted, and how many refused.
 fn serve(
     port: Box<dyn PacketDriver>,
     near: IpAddr,
@@ -243,7 +243,7 @@ fn serve(
     end.context.listen(PortSpace::Tcp, SocketAddr::from(([0, 0, 0, 0], PORT)), &listen)?;
     let RemoteMemory { addr, rkey, .. } = end.context.remote(end.mr)?;
     let remote = [&addr.to_be_bytes()[..], &rkey.value().to_be_bytes()].concat();
-    // Nobody hears the answers to strangers: they are not repeated for long.
+    // Answers to strangers do not arrive: they are not repeated for long.
     let brief = ConnectionParameters::default().cm_timeout(14).cm_retries(1);
     let lasting = ConnectionParameters::default().private_data(&remote);
     let (mut friends, mut strangers) = (Vec::new(), Vec::new());
@@ -292,8 +292,7 @@ fn ipv4(port: &dyn PacketDriver) -> IpAddr {
     *addresses.find(|address| address.is_ipv4()).expect("a port with an IPv4 address")
 }
 
-/// The REQ of stranger `n`. Hosts 10 to 249 of the server's /24 are not there, and have hardware addresses
-/// all the same.
+/// The REQ of stranger `n`. Hosts 10 to 249 of the server's /24 do not exist, but have hardware addresses in the packets.
 fn frame(client: &dyn PacketDriver, server: &dyn PacketDriver, n: u32) -> Vec<u8> {
     let IpAddr::V4(far) = ipv4(server) else { unreachable!("it is one") };
     let [a, b, c, _] = far.octets();
@@ -335,12 +334,12 @@ fn frame(client: &dyn PacketDriver, server: &dyn PacketDriver, n: u32) -> Vec<u8
     bytes
 }
 
-/// The client's port, by which the strangers send, too.
+/// The client's port, which also sends the strangers' frames.
 struct Strangers {
     port: Box<dyn PacketDriver>,
     frames: Vec<Vec<u8>>,
     next: usize,
-    /// How many have been sent at most.
+    /// How many may be sent in total.
     allowed: Arc<AtomicU64>,
 }
 

@@ -20,7 +20,7 @@ const TV4: &str = "0200000000010200000000020800 456a0030432140004011732ec0000202
 
 #[test]
 fn case_001_known_vectors() {
-    // As they are: parsed, ICRC included, and dropped for want of their queue pair alone.
+    // Unchanged: parsed, ICRC included, and dropped only because their queue pair does not exist.
     let mut peer = Peer::new();
     for vector in [TV1, TV2, TV3, TV4] {
         peer.expect_dropped(hex(vector), Counter::RxUnknownQp);
@@ -58,7 +58,7 @@ fn case_001_known_vectors() {
 
 #[test]
 fn case_002_what_routers_and_switches_change() {
-    // TV1b: CE, TTL 63, FECN; the ICRC stays.
+    // TV1b: CE, TTL 63, FECN; the ICRC is unchanged.
     let mut routed = hex(TV1);
     route(&mut routed);
     let parsed = Packet::parse(&routed).unwrap();
@@ -87,7 +87,7 @@ fn case_002_what_routers_and_switches_change() {
         frame[IP + 1] |= 3;
         frame[IP + 8] = 63;
         frame[BTH + 4] |= 0x80;
-        // A router fixes the checksum: the sum over the header is all ones.
+        // A router updates the checksum: the sum over the header is all ones.
         frame[IP + 10..IP + 12].fill(0);
         let words = frame[IP..UDP].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
         let sum: u32 = words.sum();
@@ -102,15 +102,15 @@ fn case_003_one_bit_flipped() {
         let mut peer = Peer::with(Setup { ipv6, ..Setup::default() });
         let good = peer.frame(&packet(Opcode::RC_SEND_ONLY, RQ).ack_req().payload(b"hello"));
         let (udp, bth) = if ipv6 { (IP + 40, IP + 48) } else { (UDP, BTH) };
-        // What the ICRC leaves out.
+        // Not covered by the ICRC.
         let is_variant = |at: usize, bit: u8| match at - IP {
             1 | 8 | 10 | 11 if !ipv6 => true,
             0 if ipv6 => bit < 4,
             1..=3 | 7 if ipv6 => true,
             _ => at == bth + 4 || at == udp + 6 || at == udp + 7,
         };
-        // What is looked at before the ICRC can be, and so may be counted as something else:
-        // version and lengths, fragmentation, protocol, destination port, opcode.
+        // Checked before the ICRC can be, and so possibly counted as something else: version and lengths, fragmentation,
+        // protocol, destination port, opcode.
         let is_read_first = |at: usize, bit: u8| match at - IP {
             0 | 2 | 3 | 9 if !ipv6 => true,
             6 if !ipv6 => bit != 6 && bit != 7,
@@ -138,7 +138,7 @@ fn case_003_one_bit_flipped() {
             }
         }
         assert!(by_icrc > 250, "only {by_icrc} flips were seen by the ICRC");
-        // Nothing stuck: the same packet, unharmed.
+        // Nothing is stuck: the same packet, undamaged.
         peer.post_recv(1, 5);
         peer.inject_frame(good);
         peer.expect_ack(RQ, 1);
@@ -194,7 +194,7 @@ fn case_006_udp_length() {
             reseal(&mut frame);
             peer.expect_dropped(frame, Counter::RxLengthErrors);
         }
-        // An IP length beyond the frame is no better.
+        // An IP length beyond the frame is invalid too.
         let mut frame = good.clone();
         frame[if ipv6 { IP + 5 } else { IP + 3 }] += 1;
         reseal(&mut frame);
@@ -216,11 +216,11 @@ fn case_007_every_opcode_too_short() {
             for length in 0..needed {
                 peer.expect_dropped(peer.raw(byte, pad << 4, peer.qpn, length), Counter::RxLengthErrors);
             }
-            // One byte more and the length is no reason any more.
+            // With one byte more the length is valid.
             peer.expect_dropped(peer.raw(byte, pad << 4, nobody, needed), Counter::RxUnknownQp);
         }
     }
-    // A frame cut off anywhere.
+    // A frame truncated anywhere.
     let good =
         peer.frame(&packet(Opcode::RC_WRITE_ONLY, RQ).ack_req().reth(0, REMOTE.rkey, 5).payload(b"hello"));
     for length in 0..good.len() {
@@ -256,7 +256,7 @@ fn case_009_version_and_queue_pair() {
         let frame = peer.frame(&request.clone().dest_qpn(Qpn::new(qpn)));
         peer.expect_dropped(frame, Counter::RxUnknownQp);
     }
-    // A queue pair that is gone is unknown again.
+    // A destroyed queue pair is unknown again.
     let (pd, cq) = (peer.pd, peer.cq);
     let short_lived = peer.context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
     let qpn = peer.context.query_qp(short_lived).unwrap().qpn;
@@ -298,7 +298,7 @@ fn case_011_state_of_the_queue_pair() {
             peer.expect_dropped(peer.frame(&request(psn)), Counter::RxWrongState);
         }
     }
-    // RESET again, after a life: what it knew of its peer is gone too.
+    // RESET after use: the data of its peer is gone too.
     let mut peer = Peer::new();
     peer.modify(Transition::Reset);
     assert_eq!(peer.query().dest_qpn, None);
@@ -403,7 +403,7 @@ fn case_014_fragments_and_options() {
 fn case_015_udp_checksum() {
     for ipv6 in [true, false] {
         let mut peer = Peer::with(Setup { ipv6, ..Setup::default() });
-        // 0 is right over both; any other is ignored, for the ICRC covers the packet.
+        // 0 is valid over both; any other is ignored, because the ICRC covers the packet.
         for (n, checksum) in [0x0000u16, 0xbad0].into_iter().enumerate() {
             let (n, id) = (n as u32, n as u64);
             let mr = peer.post_recv(id, 8);
@@ -422,7 +422,7 @@ fn case_015_udp_checksum() {
 #[test]
 fn case_016_bits_to_be_ignored() {
     let mut peer = Peer::new();
-    // M, and the byte with FECN, BECN and Resv6, and Resv7 beside AckReq.
+    // M, and the byte with FECN, BECN and Resv6, and Resv7 next to AckReq.
     let variants = [(false, 0x00, 0x00), (true, 0x00, 0x00), (true, 0xff, 0x7f), (false, 0x10, 0x7f)];
     for (n, (migrated, byte_4, byte_8)) in variants.into_iter().enumerate() {
         let (n, id) = (n as u32, n as u64);
@@ -461,7 +461,7 @@ fn case_017_udp_source_port() {
     let data = pattern(4 * 256);
     let opcodes =
         [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST];
-    // It changes in the middle of a message.
+    // It changes within a message.
     let ports = [0xd123, 0, 72, 0xffff];
     let mut answered = Vec::new();
     for (n, (opcode, source_port)) in opcodes.into_iter().zip(ports).enumerate() {
@@ -495,7 +495,7 @@ fn icrc_of(frame: &[u8]) -> u32 {
     u32::from_le_bytes(*frame.last_chunk().unwrap())
 }
 
-/// The ICRC again, from the text of docs/protocol.md §3 and bit by bit.
+/// The ICRC once more, from the text of docs/protocol.md §3, bit by bit.
 fn bitwise_icrc(frame: &[u8]) -> u32 {
     let ip = if frame[12..14] == [0x81, 0x00] { 18 } else { 14 };
     let mut packet = frame[ip..frame.len() - 4].to_vec();

@@ -33,7 +33,7 @@ fn case_019_send_is_segmented() {
     peer.inject(ack(SQ + 3, 1));
     assert_eq!(peer.expect_wc(1, Success).opcode, WcOpcode::Send);
 
-    // What concerns the whole message stands in its last packet: immediate, key, solicited event.
+    // The last packet carries the fields of the whole message: immediate, key, solicited event.
     let mr = peer.memory(&data);
     let solicited = SendFlags::SIGNALED.solicited(true);
     let ops = [SendOp::SendWithImm(0xabcd), SendOp::SendWithInvalidate(RKey::new(0x1234))];
@@ -122,7 +122,7 @@ fn case_022_psns_wrap() {
     peer.inject(ack(2, 2));
     peer.expect_wc(2, Success);
 
-    // A READ across the wrap, lost in part right there.
+    // A READ across the wrap, with a loss exactly there.
     let mut peer = Peer::with(Setup { sq_psn: 0xff_fffe, ..Setup::default() });
     let data = pattern(4 * 256);
     let mr = peer.post_read(1, 4 * 256);
@@ -163,7 +163,7 @@ fn case_024_ack_in_the_middle_of_a_message() {
     let progress = peer.now;
     peer.inject(ack(SQ + 1, 0));
     peer.expect_no_wc();
-    // The old deadline passes; the one that counts from the ACK does not.
+    // The old deadline passes; the one counted from the ACK does not.
     peer.advance(TIMEOUT - MS);
     peer.expect_nothing();
     peer.advance(3 * TIMEOUT);
@@ -175,7 +175,7 @@ fn case_024_ack_in_the_middle_of_a_message() {
     peer.inject(ack(SQ + 3, 1));
     peer.expect_wc(1, Success);
 
-    // Each packet of a READ response is progress likewise.
+    // Each packet of a READ response is progress, too.
     let data = pattern(3 * 256);
     peer.post_read(2, data.len());
     peer.expect(Opcode::RC_READ_REQUEST, SQ + 4);
@@ -210,7 +210,7 @@ fn case_025_acks_out_of_the_window() {
     for psn in [SQ + 2, SQ + 1, SQ, SQ + 4] {
         stale(&mut peer, psn);
     }
-    // They were not progress either: the timer goes on from the last good one.
+    // They were not progress either: the timer continues from the last valid one.
     let progress = peer.now;
     peer.advance(TIMEOUT / 2);
     stale(&mut peer, SQ + 2);
@@ -253,7 +253,7 @@ fn case_027_completion_is_by_psn_not_by_msn() {
     peer.inject(ack(SQ, 3));
     peer.expect_wc(1, Success);
     peer.expect_no_wc();
-    // An MSN behind is no reason to wait.
+    // An old MSN is no reason to wait.
     peer.inject(ack(SQ + 2, 1));
     peer.expect_wc(2, Success);
     peer.expect_wc(3, Success);
@@ -315,7 +315,7 @@ fn case_030_ack_behind_a_read_without_data() {
     let reth = reissued.extensions.reth.unwrap();
     assert_eq!((reth.va(), reth.length()), (REMOTE.addr, 2 * 256));
     peer.expect_no_wc();
-    // Going back, it may send the WRITE again or not.
+    // During go-back it may retransmit the WRITE or not.
     assert!(peer.take_packets().iter().all(|p| (p.opcode, p.psn()) == (Opcode::RC_WRITE_ONLY, SQ + 2)));
     peer.expect_counted(Counter::ImpliedNakSeqErr, 1);
     // Once is enough.
@@ -328,7 +328,7 @@ fn case_030_ack_behind_a_read_without_data() {
     peer.inject(ack(SQ + 2, 2));
     peer.expect_wc(2, Success);
 
-    // The same when half of the data has come, and with a NAK or a later response as the witness.
+    // The same when half of the data has arrived, and with a NAK or a later response as evidence.
     let witnesses: [fn(u32) -> Script; 3] = [
         |psn| ack(psn, 2),
         |psn| packet(Opcode::RC_ACKNOWLEDGE, psn).aeth(0x60, 2),

@@ -1,4 +1,4 @@
-//! Cases 031 to 040: a requester and the answers to it.
+//! Cases 031 to 040: a requester and responses.
 
 use ferroce::WcStatus::{LocLenErr, LocQpOpErr, Success, WrFlushErr};
 use ferroce::wire::Opcode;
@@ -12,7 +12,7 @@ use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, pattern, sge};
 fn case_031_read_middle_lost() {
     let data = pattern(5 * 256 - 7);
     let piece = |n: usize| &data[n * 256..data.len().min(n * 256 + 256)];
-    // A responder may answer the rest with First ... Last, or, as rxe does, with Middle ... Last.
+    // A responder may answer the rest with First ... Last, or, as rxe, with Middle ... Last.
     for resumed in [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_MIDDLE] {
         let mut peer = Peer::new();
         let mr = peer.post_read(1, data.len());
@@ -23,7 +23,7 @@ fn case_031_read_middle_lost() {
         let reth = peer.expect(Opcode::RC_READ_REQUEST, SQ + 2).extensions.reth.unwrap();
         assert_eq!((reth.va(), reth.rkey()), (REMOTE.addr + 512, REMOTE.rkey));
         assert_eq!(reth.length() as usize, data.len() - 512);
-        // The rest of the first answer comes late and says nothing new.
+        // The rest of the first response arrives late and is ignored.
         peer.inject(read_response(Opcode::RC_READ_RESPONSE_LAST, SQ + 4, piece(4)));
         peer.expect_nothing();
         peer.expect_no_wc();
@@ -57,7 +57,7 @@ fn case_032_duplicate_read_response() {
     peer.inject(read_response(Opcode::RC_READ_RESPONSE_LAST, SQ + 2, &data[512..]));
     peer.expect_wc(1, Success);
     assert_eq!(peer.bytes(mr), data);
-    // After the end the memory is the application's.
+    // After the completion the memory belongs to the application.
     peer.bytes_mut(mr).fill(1);
     let duplicate = read_response(Opcode::RC_READ_RESPONSE_LAST, SQ + 2, &forged);
     peer.expect_dropped(peer.frame(&duplicate), Counter::StaleResponse);
@@ -67,7 +67,7 @@ fn case_032_duplicate_read_response() {
 #[test]
 fn case_033_read_response_of_wrong_length() {
     use Opcode as O;
-    // The length of the READ, the good packets before the wrong one, the wrong one.
+    // The length of the READ, the valid packets before the invalid one, the invalid one.
     let cases = [
         (300, 1, (O::RC_READ_RESPONSE_LAST, 43)),
         (300, 1, (O::RC_READ_RESPONSE_LAST, 45)),
@@ -94,7 +94,7 @@ fn case_033_read_response_of_wrong_length() {
         peer.expect_wc(2, WrFlushErr);
         peer.expect_state(QpState::Error);
     }
-    // A response that ends before or after the request does is of the wrong shape.
+    // A response that ends before or after the request does has an invalid opcode.
     for (before, opcode, length) in [(0, O::RC_READ_RESPONSE_ONLY, 256), (1, O::RC_READ_RESPONSE_MIDDLE, 256)]
     {
         let mut peer = Peer::new();
@@ -181,7 +181,7 @@ fn case_036_max_rd_atomic() {
     peer.post(4, SendOp::FetchAdd { remote: REMOTE, add: 1 }, &[sge(result, 8)]);
     peer.expect(Opcode::RC_READ_REQUEST, SQ);
     peer.expect_nothing();
-    // Half of an answer frees nothing; nor does time.
+    // Half of a response frees nothing; nor does time.
     peer.inject(read_response(Opcode::RC_READ_RESPONSE_FIRST, SQ, &pattern(256)));
     peer.advance(TIMEOUT / 2);
     peer.expect_nothing();
@@ -231,7 +231,7 @@ fn case_037_fence_and_local_invalidate() {
         peer.expect_wc(3, Success);
     }
 
-    // LOCAL_INV waits for everything, SENDs too, and what is behind it waits for it.
+    // LOCAL_INV waits for all earlier work requests, SENDs too, and later ones wait for it.
     let mut peer = Peer::new();
     let mr = peer.memory(&[0; 8]);
     let remote = peer.remote(mr);
@@ -245,7 +245,7 @@ fn case_037_fence_and_local_invalidate() {
     peer.inject(ack(SQ, 1));
     peer.expect_wc(1, Success);
     peer.expect_no_wc();
-    // Until then the key is good.
+    // Until then the key is valid.
     let write = |psn| packet(Opcode::RC_WRITE_ONLY, psn).ack_req().reth(0, remote.rkey, 8).payload(&[9; 8]);
     peer.inject(write(RQ));
     peer.expect_ack(RQ, 1);
@@ -271,7 +271,7 @@ fn case_038_inline_data_is_the_posted_data() {
     buffer.fill(b'x');
     assert_eq!(peer.expect(Opcode::RC_WRITE_ONLY, SQ).payload, b"as posted");
     assert_eq!(peer.expect(Opcode::RC_SEND_ONLY, SQ + 1).payload, b"as posted");
-    // Other inline work behind it does not reach it, nor does a resend.
+    // Neither later inline work requests nor a retransmission change it.
     peer.post_flagged(3, SendOp::Send, Data::Inline(&buffer), SendFlags::SIGNALED);
     assert_eq!(peer.expect(Opcode::RC_SEND_ONLY, SQ + 2).payload, b"xxxxxxxxx");
     peer.advance(TIMEOUT + MS);
@@ -293,7 +293,7 @@ fn case_039_ack_req_in_a_long_message() {
         let total = (1 << 20) / mtu.bytes();
         let (mut next, mut unasked) = (0, 0);
         let mut written = Vec::new();
-        // What is asked for is acknowledged, so that the window moves.
+        // Requested ACKs are sent, so that the window moves.
         while next < total {
             let packets = peer.take_packets();
             assert!(!packets.is_empty(), "stalled after {next} of {total} packets");
@@ -316,7 +316,7 @@ fn case_039_ack_req_in_a_long_message() {
 #[test]
 fn case_040_send_queue_drained() {
     let mut peer = Peer::new();
-    // More packets than a window holds: the message is still in the middle.
+    // More packets than a window: the message is still incomplete.
     let data = pattern(700 * 256);
     peer.post_write(1, &data);
     peer.post_send(2, b"not started");
@@ -326,7 +326,7 @@ fn case_040_send_queue_drained() {
     peer.post_send(3, b"posted while draining");
     peer.expect_no_event();
     peer.expect_state(QpState::Sqd);
-    // It may not go on before it is drained.
+    // It must not resume before it is drained.
     assert!(matches!(peer.context.modify_qp(peer.qp, Transition::Resume), Err(Error::State { .. })));
 
     peer.inject(ack(SQ + begun - 1, 0));
@@ -341,7 +341,7 @@ fn case_040_send_queue_drained() {
     peer.advance(10 * TIMEOUT);
     peer.expect_nothing();
     peer.expect_no_event();
-    // Its responder goes on all the while.
+    // Its responder continues meanwhile.
     peer.inject(packet(Opcode::RC_WRITE_ONLY, RQ).ack_req());
     peer.expect_ack(RQ, 1);
 
@@ -353,7 +353,7 @@ fn case_040_send_queue_drained() {
     peer.expect_wc(2, Success);
     peer.expect_wc(3, Success);
 
-    // With nothing under way it is drained at once; and once more a second time.
+    // With nothing outstanding it is drained immediately; and again a second time.
     peer.modify(Transition::Drain);
     peer.expect_event(Event::SqDrained(peer.qp));
     peer.modify(Transition::Resume);

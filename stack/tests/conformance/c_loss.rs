@@ -39,7 +39,7 @@ fn case_041_last_ack_lost() {
     peer.expect_wc(3, Success);
     peer.expect_no_wc();
 
-    // Within a message: what was acknowledged is not sent again.
+    // Within a message: acknowledged packets are not retransmitted.
     let data = pattern(4 * 256);
     peer.post_write(4, &data);
     assert_eq!(peer.take_packets().len(), 4);
@@ -85,12 +85,12 @@ fn case_043_same_nak_during_the_replay() {
     peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
     peer.take_at_most(usize::MAX);
     assert_eq!(psns(&peer.take_packets()), [SQ + 3, SQ + 4, SQ + 5], "the replay goes on");
-    // All of the replay is under way now, and the NAK may still be of the time before it.
+    // All of the replay is in flight now, and the NAK may still be from before it.
     peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
     peer.expect_nothing();
     peer.expect_counted(Counter::PacketSeqErr, 1);
 
-    // Another PSN is another loss.
+    // Another PSN means another loss.
     peer.inject(nak(NAK_SEQUENCE, SQ + 3, 0));
     assert_eq!(psns(&peer.take_packets()), [SQ + 3, SQ + 4, SQ + 5]);
     peer.inject(ack(SQ + 5, 1));
@@ -138,7 +138,7 @@ fn case_045_ack_timeout() {
     peer.inject(ack(SQ + 1, 2));
     peer.expect_wc(2, Success);
 
-    // After a part of a READ.
+    // After part of a READ.
     let mut peer = Peer::new();
     let (data, mr) = (pattern(3 * 256), peer.post_read(1, 3 * 256));
     peer.expect(Opcode::RC_READ_REQUEST, SQ);
@@ -154,7 +154,7 @@ fn case_045_ack_timeout() {
     peer.expect_wc(1, Success);
     assert_eq!(peer.bytes(mr), data);
 
-    // 0 is off.
+    // 0 disables it.
     let mut peer = Peer::with(Setup { timeout: 0, ..Setup::default() });
     peer.post_write(1, b"one");
     peer.expect(Opcode::RC_WRITE_ONLY, SQ);
@@ -206,7 +206,7 @@ fn case_047_seven_retries_and_no_more() {
     peer.expect_wc(1, RetryExcErr);
     peer.expect_state(QpState::Error);
 
-    // One retry for each packet of a message is enough when each gets through in the end.
+    // One retry for each packet of a message is enough if each is finally delivered.
     let mut peer = Peer::with(Setup { retry_count: 1, ..Setup::default() });
     peer.post_write(1, &pattern(5 * 256));
     assert_eq!(peer.take_packets().len(), 5);
@@ -265,12 +265,12 @@ fn case_049_nothing_cuts_the_rnr_wait_short() {
     assert_eq!(peer.take_packets().len(), 2);
     peer.inject(nak(RNR_1280_US, SQ, 0));
     let start = peer.now;
-    // What rxe says of the packet behind.
+    // rxe's NAK for the packet after it.
     peer.inject(nak(NAK_SEQUENCE, SQ, 0));
     peer.expect_nothing();
     peer.advance(WAIT_1280_US / 2);
     peer.inject(nak(NAK_SEQUENCE, SQ, 0));
-    // An ACK of before, and a new message.
+    // An earlier ACK, and a new message.
     peer.inject(ack(SQ - 1, 0));
     peer.post_send(3, b"three");
     peer.advance(WAIT_1280_US / 2 - Duration::from_nanos(1));
@@ -286,13 +286,12 @@ fn case_049_nothing_cuts_the_rnr_wait_short() {
     }
 }
 
-/// The receiver's word counts again when it is repeated: the longer wait wins, and a NAK during the wait
-/// spends no retry.
+/// A repeated RNR NAK counts again: the longer wait applies, and a NAK during the wait uses no retry.
 #[test]
 fn a_second_rnr_nak_prolongs_the_wait() {
     const HALF: Duration = Duration::from_micros(640);
     const RNR_10_US: u8 = NAK_RNR | 1;
-    // One retry, which the first NAK takes: charging the second would end the connection.
+    // One retry, which the first NAK uses: counting the second would end the connection.
     let mut peer = Peer::with(Setup { rnr_retry: 1, ..Setup::default() });
     peer.post_send(1, b"one");
     peer.post_send(2, b"two");
@@ -301,7 +300,7 @@ fn a_second_rnr_nak_prolongs_the_wait() {
     peer.advance(HALF);
     let last = peer.now;
     peer.inject(nak(RNR_1280_US, SQ, 0));
-    // One that asks for less than is left takes nothing away.
+    // A NAK with less time than is left does not shorten the wait.
     peer.inject(nak(RNR_10_US, SQ, 0));
     peer.advance(WAIT_1280_US - Duration::from_nanos(1));
     peer.expect_nothing();
@@ -311,7 +310,7 @@ fn a_second_rnr_nak_prolongs_the_wait() {
     assert_eq!(psns(&resent), [SQ, SQ + 1]);
     assert!(resent[0].at.since(last) >= WAIT_1280_US);
 
-    // One of a later PSN acknowledges what is before it, and that wait is over: its own begins.
+    // A NAK of a later PSN acknowledges the ones before it and ends that wait: its own begins.
     peer.inject(nak(RNR_1280_US, SQ, 0));
     peer.expect_wc(1, RnrRetryExcErr);
     peer.expect_wc(2, WrFlushErr);
@@ -328,10 +327,10 @@ fn a_second_rnr_nak_prolongs_the_wait() {
     peer.expect_wc(2, Success);
 }
 
-/// NAKs during the wait prolong it for no longer than a wait can be: a later one is a retry like any other,
-/// or a peer could keep a sender waiting for ever.
+/// NAKs during the wait do not prolong it beyond the longest wait: a later one is a retry like any other. Otherwise a peer
+/// could delay a sender forever.
 #[test]
-fn rnr_naks_put_nobody_off_for_ever() {
+fn rnr_naks_do_not_delay_a_sender_forever() {
     const RNR_655_MS: u8 = NAK_RNR;
     let half = Duration::from_millis(500);
     for rnr_retry in [1, 3] {
@@ -339,7 +338,7 @@ fn rnr_naks_put_nobody_off_for_ever() {
         peer.post_send(1, b"one");
         peer.post_send(2, b"two");
         assert_eq!(peer.take_packets().len(), 2);
-        // Every second one comes when the wait before has lasted for a second.
+        // Every second one arrives when the previous wait has lasted for a second.
         for _ in 0..2 * rnr_retry {
             peer.inject(nak(RNR_655_MS, SQ, 0));
             peer.expect_nothing();
@@ -351,7 +350,7 @@ fn rnr_naks_put_nobody_off_for_ever() {
         peer.expect_wc(2, WrFlushErr);
         peer.expect_counted(Counter::RnrNakRetryErr, u64::from(rnr_retry) + 1);
     }
-    // Who waits without end waits, and sends when the last wait is over.
+    // With unlimited retries it waits, and sends when the last wait has ended.
     let mut peer = Peer::with(Setup { rnr_retry: 7, ..Setup::default() });
     peer.post_send(1, b"one");
     peer.expect(Opcode::RC_SEND_ONLY, SQ);
@@ -429,7 +428,7 @@ fn case_052_fatal_naks() {
         peer.post_send(3, b"three");
         peer.post_read(4, 8);
         assert_eq!(peer.take_packets().len(), 6);
-        // In the middle of the second.
+        // Within the second message.
         peer.inject(nak(syndrome, SQ + 2, 1));
         peer.expect_state(QpState::Error);
         let (sends, receives) = completions(&mut peer);
@@ -482,7 +481,7 @@ fn case_054_replay_skips_what_is_acknowledged() {
     peer.post_write(1, &pattern(3 * 256));
     peer.post_write(2, &pattern(4 * 256));
     assert_eq!(peer.take_packets().len(), 7);
-    // In the middle of the replay: over the end of one message into the next.
+    // In the middle of the replay: past the end of one message into the next.
     peer.take_at_most(1);
     peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
     assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
@@ -490,10 +489,10 @@ fn case_054_replay_skips_what_is_acknowledged() {
     peer.take_at_most(usize::MAX);
     assert_eq!(psns(&peer.take_packets()), [SQ + 5, SQ + 6]);
     peer.expect_wc(1, Success);
-    // Before the replay has begun.
+    // Before the replay has started.
     peer.inject_all([nak(NAK_SEQUENCE, SQ + 5, 1), ack(SQ + 5, 1)]);
     assert_eq!(psns(&peer.take_packets()), [SQ + 6]);
-    // Over all of it.
+    // After all of it.
     peer.inject_all([nak(NAK_SEQUENCE, SQ + 6, 1), ack(SQ + 6, 2)]);
     peer.expect_nothing();
     peer.expect_wc(2, Success);
@@ -519,7 +518,7 @@ fn case_055_bad_icrc_is_a_loss() {
     peer.inject(ack(SQ, 1));
     peer.expect_wc(1, Success);
 
-    // A part of a READ's data.
+    // Part of a READ's data.
     let (data, mr) = (pattern(3 * 256), peer.post_read(2, 3 * 256));
     peer.expect(Opcode::RC_READ_REQUEST, SQ + 1);
     peer.inject(read_response(Opcode::RC_READ_RESPONSE_FIRST, SQ + 1, &data[..256]));
@@ -549,7 +548,7 @@ fn psns(packets: &[Got]) -> Vec<u32> {
     packets.iter().map(|packet| packet.psn()).collect()
 }
 
-/// Lets time pass until the engine sends something: how long it took, and what it sent.
+/// Advances time until the engine sends something. Returns the duration, and the packets.
 #[track_caller]
 fn wait_for_resend(peer: &mut Peer) -> (Duration, Vec<Got>) {
     let start = peer.now;
@@ -563,11 +562,11 @@ fn wait_for_resend(peer: &mut Peer) -> (Duration, Vec<Got>) {
     panic!("nothing is resent");
 }
 
-/// All completions: those of sends (below 10 by the numbers of these cases) and of receives.
+/// All completions: those of sends (numbers below 10 in these cases) and of receives.
 fn completions(peer: &mut Peer) -> (Vec<Completed>, Vec<Completed>) {
     let all = std::iter::from_fn(|| peer.context.poll_cq(peer.cq).unwrap());
     all.map(|wc| (wc.wr_id, wc.status)).partition(|(wr_id, _)| *wr_id < 10)
 }
 
-/// `wr_id`, and how it ended.
+/// `wr_id`, and the status.
 type Completed = (u64, WcStatus);

@@ -30,7 +30,7 @@ fn case_067_opcodes_out_of_sequence() {
             expect_refused(&mut peer, NAK_INVALID, RQ, 0);
             peer.expect_wc(1, WrFlushErr);
         }
-        // In the middle of a SEND: its receive tells.
+        // Within a SEND: its receive reports it.
         if !continues_send.contains(&second) {
             let (mut peer, memory) = peer_with_memory(Setup::default());
             peer.post_recv(1, 1024);
@@ -42,7 +42,7 @@ fn case_067_opcodes_out_of_sequence() {
             peer.expect_wc(1, RemInvReqErr);
             peer.expect_wc(2, WrFlushErr);
         }
-        // In the middle of a WRITE.
+        // Within a WRITE.
         if !continues_write.contains(&second) {
             let (mut peer, memory) = peer_with_memory(Setup::default());
             peer.post_recv(1, 1024);
@@ -60,7 +60,7 @@ fn case_068_payload_lengths() {
     // First and Middle must be full.
     for length in [0, 1, 252, 255, 257, 512] {
         for continues in [false, true] {
-            // A SEND that has its receive in hand.
+            // A SEND with a current receive.
             let mut peer = Peer::new();
             peer.post_recv(1, 1024);
             let opcode = if continues { Opcode::RC_SEND_MIDDLE } else { Opcode::RC_SEND_FIRST };
@@ -71,7 +71,7 @@ fn case_068_payload_lengths() {
             peer.inject(packet(opcode, psn).payload(&pattern(length)));
             expect_send_refused(&mut peer, psn);
 
-            // A WRITE of a length that would be right.
+            // A WRITE whose length would be valid.
             let (mut peer, Target { mr, addr, rkey }) = peer_with_memory(Setup::default());
             let opcode = if continues { Opcode::RC_WRITE_MIDDLE } else { Opcode::RC_WRITE_FIRST };
             let mut wrong = packet(opcode, psn);
@@ -86,7 +86,7 @@ fn case_068_payload_lengths() {
             assert_eq!(peer.bytes(mr)[written..], pattern(1024)[written..]);
         }
     }
-    // Last must have something, and not too much.
+    // Last must have at least one byte, and not too many.
     for length in [0, 257] {
         let mut peer = Peer::new();
         peer.post_recv(1, 1024);
@@ -101,7 +101,7 @@ fn case_068_payload_lengths() {
         expect_refused(&mut peer, NAK_INVALID, RQ + 1, 0);
         assert_eq!(peer.bytes(mr)[256..], pattern(1024)[256..]);
     }
-    // Only must not have too much.
+    // Only must not have too many.
     let mut peer = Peer::new();
     peer.post_recv(1, 1024);
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ).payload(&pattern(257)));
@@ -127,7 +127,7 @@ fn case_068_payload_lengths() {
 
 #[test]
 fn case_069_write_of_another_length_than_announced() {
-    // The length of the RETH, the payloads, which of them is refused.
+    // The length of the RETH, the payloads, and which of them is refused.
     let cases: [(u32, &[usize], usize); 9] = [
         (300, &[256, 100], 1),
         (400, &[256, 100], 1),
@@ -169,7 +169,7 @@ fn case_070_longer_than_any_message() {
             assert_eq!(peer.bytes(target.mr), pattern(1024));
         }
     }
-    // The longest message is refused for its range alone.
+    // The longest message is refused only for its range.
     for opcode in [Opcode::RC_READ_REQUEST, Opcode::RC_FLUSH, Opcode::RC_WRITE_FIRST] {
         let (mut peer, target) = peer_with_memory(Setup::default());
         peer.inject(request_of(opcode, RQ, target, MAX_MESSAGE));
@@ -202,9 +202,9 @@ fn case_071_memory_that_may_not_be_reached() {
         let others = all.into_iter().filter(|a| *a != needed).fold(Access::NONE, |a, b| a | b);
         let touched = u64::from(length_of(opcode));
         let end = IOVA + LENGTH as u64;
-        // Atomics are aligned, and the first that is not all inside ends 4 bytes behind the end.
+        // Atomics are aligned, and the first one not completely inside ends 4 bytes after the end.
         let behind = if touched == 8 { end - 4 } else { end + 1 - touched };
-        // How the request reaches beyond what it may.
+        // How the request exceeds its rights.
         type Fault = (&'static str, Access, bool, u32, u64);
         let faults: [Fault; 8] = [
             ("without the right", others, false, 0, IOVA),
@@ -233,7 +233,7 @@ fn case_071_memory_that_may_not_be_reached() {
             assert_eq!(peer.bytes(mr), data, "{situation}");
             expect_refused(&mut peer, NAK_ACCESS, RQ, 0);
         }
-        // Nothing else was wrong with them.
+        // They were valid otherwise.
         let mut peer = Peer::new();
         let mr =
             peer.context.register_at(peer.pd, Memory::copy_of(&data).unwrap(), all_access(), IOVA).unwrap();
@@ -242,8 +242,7 @@ fn case_071_memory_that_may_not_be_reached() {
         peer.expect_state(QpState::Rts);
         assert!(!peer.take_packets().is_empty(), "{opcode}");
     }
-    // The very last byte may be reached; and a region that goes away in the middle of a WRITE is
-    // not written any more.
+    // The very last byte may be accessed; and a region that is deregistered during a WRITE is not written any more.
     let (mut peer, Target { mr, rkey, .. }) = peer_with_memory(Setup::default());
     peer.inject(packet(Opcode::RC_WRITE_ONLY, RQ).reth(1023, rkey, 1).payload(&[0xee]).ack_req());
     peer.expect_ack(RQ, 1);
@@ -293,7 +292,7 @@ fn case_073_nothing_is_checked_for_nothing() {
     let read = packet(Opcode::RC_READ_REQUEST, RQ + 1).reth(va, bogus, 0);
     peer.inject(read.clone());
     assert_eq!(peer.expect(only, RQ + 1).payload, []);
-    // The answer was lost.
+    // The response was lost.
     peer.inject(read);
     assert_eq!(peer.expect(only, RQ + 1).payload, []);
     peer.post_recv(1, 0);
@@ -351,7 +350,7 @@ fn case_075_atomics_that_are_not_aligned() {
     }
 }
 
-/// Memory that a request names.
+/// The memory of a request.
 #[derive(Clone, Copy)]
 struct Target {
     mr: Mr,
@@ -359,7 +358,7 @@ struct Target {
     rkey: RKey,
 }
 
-/// A peer, and 1024 bytes that it may reach in every way.
+/// A peer, and 1024 bytes that it may access in every way.
 fn peer_with_memory(setup: Setup) -> (Peer, Target) {
     let mut peer = Peer::with(setup);
     let mr = peer.memory(&pattern(1024));
@@ -372,7 +371,7 @@ fn requests() -> impl Iterator<Item = Opcode> {
     (0..0x20).filter_map(Opcode::from_byte).filter(|opcode| opcode.is_request())
 }
 
-/// A request that is right in itself.
+/// A request that is valid by itself.
 fn request(opcode: Opcode, psn: u32, target: Target) -> Script {
     request_of(opcode, psn, target, length_of(opcode))
 }
@@ -396,7 +395,7 @@ fn request_of(opcode: Opcode, psn: u32, Target { addr, rkey, .. }: Target, lengt
     })
 }
 
-/// The bytes that such a request touches.
+/// The bytes that such a request accesses.
 fn length_of(opcode: Opcode) -> u32 {
     match (opcode.operation(), opcode.position()) {
         (Operation::Write, Position::First) => 264,
@@ -419,7 +418,7 @@ fn global_range() -> Feth {
     Feth::new(Selectivity::Range, FlushType { global_visibility: true, persistence: false })
 }
 
-/// The request was refused without a receive in hand: a NAK, an event, and the end.
+/// The request was refused without a current receive: a NAK, an event, and the end.
 #[track_caller]
 fn expect_refused(peer: &mut Peer, syndrome: u8, psn: u32, msn: u32) {
     peer.expect_nak(syndrome, psn, msn);
@@ -430,7 +429,7 @@ fn expect_refused(peer: &mut Peer, syndrome: u8, psn: u32, msn: u32) {
     peer.expect_no_event();
 }
 
-/// The SEND was refused with its receive in hand, which says so.
+/// The SEND was refused with its receive in error.
 #[track_caller]
 fn expect_send_refused(peer: &mut Peer, psn: u32) {
     peer.expect_nak(NAK_INVALID, psn, 0);

@@ -9,7 +9,7 @@ use crate::peer::{Peer, RQ, Setup, pattern};
 
 #[test]
 fn case_056_acks_and_msn_of_a_stream() {
-    // PSNs wrap on the way.
+    // PSNs wrap meanwhile.
     let start = 0xff_fffe;
     let mut peer = Peer::with(Setup { rq_psn: start, ..Setup::default() });
     let mr = peer.memory(&[0; 1024]);
@@ -18,7 +18,7 @@ fn case_056_acks_and_msn_of_a_stream() {
         peer.post_recv(id, 1024);
     }
     let [full, some] = [pattern(256), pattern(9)];
-    // Each packet asks for an ACK: its PSN, and the messages that were complete with it.
+    // Each packet requests an ACK: its PSN, and the messages complete with it.
     let stream = [
         (packet(Opcode::RC_SEND_FIRST, start).payload(&full), 0),
         (packet(Opcode::RC_SEND_MIDDLE, start + 1).payload(&full), 0),
@@ -33,13 +33,13 @@ fn case_056_acks_and_msn_of_a_stream() {
         peer.expect_ack(start + i as u32, msn);
         peer.expect_nothing();
     }
-    // READs and atomics count as well, and say so in their answers.
+    // READs and atomics count as well, in their responses.
     peer.inject(read(&peer, mr, start + 7, 0, 300));
     assert_eq!(msns(&peer.take_packets()), [Some(5), Some(5)]);
     peer.inject(fetch_add(&peer, mr, start + 9, 512, 1));
     assert_eq!(msns(&peer.take_packets()), [Some(6)]);
 
-    // All at once: ACKs may be one, and never go back.
+    // All at once: ACKs may be combined, and never decrease.
     let sends = (0..3).map(|i| {
         let write = packet(Opcode::RC_WRITE_ONLY, start + 10 + i);
         write.reth(remote.addr, remote.rkey, 9).payload(&some).ack_req()
@@ -91,7 +91,7 @@ fn case_058_nak_for_each_gap() {
         let psn = RQ + 2 * gap;
         peer.inject(write(&peer, mr, psn + 1, b"b"));
         peer.expect_nak(NAK_SEQUENCE, psn, 2 * gap);
-        // A duplicate fills nothing.
+        // A duplicate fills no gap.
         peer.inject(write(&peer, mr, psn.wrapping_sub(1), b"x"));
         peer.expect_ack(psn - 1, 2 * gap);
         peer.inject(write(&peer, mr, psn + 1, b"b"));
@@ -118,7 +118,7 @@ fn case_059_duplicate_send() {
     for (i, packet) in packets.iter().enumerate() {
         peer.inject(packet.clone());
         peer.expect_ack(RQ + i as u32, [1, 1, 2][i]);
-        // One that is of the message under way, or the one before it.
+        // One that belongs to the current message, or to the one before it.
         peer.inject(packet.clone());
         peer.expect_ack(RQ + i as u32, [1, 1, 2][i]);
     }
@@ -184,7 +184,7 @@ fn case_061_duplicate_read() {
         assert_eq!(shape(&again), [(FIRST, RQ), (MIDDLE, RQ + 1), (LAST, RQ + 2)]);
         assert_eq!(payload(&again), [0xee; 600]);
     }
-    // Neither the PSNs nor the messages have moved on.
+    // Neither the PSNs nor the messages have advanced.
     peer.inject(write(&peer, mr, RQ + 3, b"next"));
     peer.expect_ack(RQ + 3, 2);
 }
@@ -209,7 +209,7 @@ fn case_062_duplicate_read_suffix() {
         assert_eq!(shape(&again), expected);
         assert_eq!(payload(&again), data[offset as usize..]);
     }
-    // While the answer is still under way, too.
+    // Also while the response is still being sent.
     peer.take_at_most(2);
     peer.inject(read(&peer, mr, RQ + 4, 0, 1000));
     assert_eq!(shape(&peer.take_packets()), [(FIRST, RQ + 4), (MIDDLE, RQ + 5)]);
@@ -239,7 +239,7 @@ fn case_063_duplicate_read_that_asks_for_more() {
         request(RQ + 2, 768, rkey, u32::MAX),
         request(RQ, 0xffff_ffff_ffff_ff00, rkey, 768),
         request(RQ + 1, 0xffff_ffff_ffff_ffff, rkey, 512),
-        // Nothing is remembered there.
+        // Nothing is remembered for it.
         request(RQ - 1, 0, rkey, 1024),
     ];
     for request in greedy {
@@ -278,12 +278,12 @@ fn case_064_duplicate_atomic() {
         assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ + 1).original(), Some(15));
         assert_eq!(word(&peer), 100);
     }
-    // The stored result, whatever memory holds by now.
+    // The stored result, whatever the memory contains by now.
     peer.bytes_mut(mr)[..8].copy_from_slice(&1u64.to_ne_bytes());
     peer.inject(add.clone());
     assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ).original(), Some(10));
 
-    // Another one takes the place of the oldest result.
+    // Another one replaces the oldest result.
     peer.inject(fetch_add(&peer, mr, RQ + 2, 8, 1));
     peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ + 2);
     let unknown = [
@@ -307,7 +307,7 @@ fn case_064_duplicate_atomic() {
 fn case_065_too_many_reads_at_once() {
     let mut peer = Peer::with(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
     let mr = peer.memory(&pattern(8));
-    // As many as one likes, one after the other.
+    // Any number, one after the other.
     for i in 0..10 {
         peer.inject(read(&peer, mr, RQ + i, 0, 8));
         peer.expect(ONLY, RQ + i);

@@ -1,5 +1,5 @@
-//! Section D, last part: receives, regions, completion queues and what else the responder needs;
-//! atomics, and the shapes of answers.
+//! Section D, last part: receives, regions, completion queues and other resources of the responder; atomics, and the
+//! opcodes of responses.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn case_076_atomics_of_many_queue_pairs() {
         turns += 1;
         assert!(turns < 1_000_000, "no end: {done:?}");
         for i in 0..QPS {
-            // Another one is first each time.
+            // Each time another one is first.
             let q = (i + turns) % QPS;
             while posted[q] < ADDS && posted[q] < done[q] + DEPTH {
                 pairs.post(q, posted[q], add, posted[q] % DEPTH);
@@ -79,7 +79,7 @@ fn case_077_no_receive() {
         let last = RQ + message.len() as u32 - 1;
         let next = packet(Opcode::RC_SEND_ONLY, last + 1).ack_req();
         for _ in 0..3 {
-            // What comes behind is dropped in silence: the first packet is asked for already.
+            // Later packets are dropped silently: the first packet was requested already.
             peer.inject_all(message.clone());
             peer.inject(next.clone());
             peer.expect_nak(NAK_RNR | timer, RQ, 0);
@@ -150,7 +150,7 @@ fn case_078_no_receive_for_an_immediate() {
 fn case_079_message_longer_than_the_receive() {
     let (only, first, last) = (Opcode::RC_SEND_ONLY, Opcode::RC_SEND_FIRST, Opcode::RC_SEND_LAST);
     let data = pattern(256);
-    // The receive, the packets, which of them is too much, and what may have been written.
+    // The receive, the packets, which of them is too much, and the bytes that may have been written.
     let cases: [(usize, Vec<Script>, u32, usize); 4] = [
         (64, vec![packet(only, RQ).payload(&data[..65])], 0, 0),
         (0, vec![packet(only, RQ).payload(&data[..1])], 0, 0),
@@ -223,7 +223,7 @@ fn case_081_send_with_invalidate() {
         let wc = peer.expect_wc(1, Success);
         assert_eq!((wc.opcode, wc.invalidated), (WcOpcode::Recv, Some(rkey)));
         peer.expect_ack(next - 1, 2);
-        // Not even for a READ that was allowed before.
+        // Not even for a READ that was permitted before.
         peer.inject(packet(Opcode::RC_READ_REQUEST, RQ).reth(0, rkey, 300));
         peer.expect_nothing();
         peer.inject(packet(Opcode::RC_WRITE_ONLY, next).reth(0, rkey, 1).payload(&[0xee]));
@@ -320,7 +320,7 @@ fn case_084_completion_queue_full() {
     for id in 1..=2 {
         assert_eq!(peer.expect_wc(id, Success).byte_len, 3);
     }
-    // What was lost does not come later, and neither does anything else.
+    // Lost packets do not arrive later, and neither does anything else.
     peer.post_recv(6, 8);
     peer.expect_no_wc();
     peer.expect_no_event();
@@ -334,7 +334,7 @@ fn case_085_ack_without_further_traffic() {
     peer.post_recv(1, 512);
     peer.post_recv(2, 512);
     let data = pattern(256);
-    // Those that do not ask are acknowledged with the next that does.
+    // Packets without a request for an ACK are acknowledged with the next one that has it.
     let stream = [
         (packet(Opcode::RC_SEND_ONLY, RQ), Some(1)),
         (packet(Opcode::RC_WRITE_FIRST, RQ + 1).reth(0, rkey, 300).payload(&data), Some(1)),
@@ -348,7 +348,7 @@ fn case_085_ack_without_further_traffic() {
             continue;
         };
         peer.inject(packet.ack_req());
-        // No time has passed, and nothing else has come.
+        // No time has passed, and nothing else has arrived.
         peer.expect_ack(RQ + i as u32, msn);
         peer.advance(Duration::from_secs(1));
         peer.expect_nothing();
@@ -374,13 +374,13 @@ fn case_086_atomic_write() {
         let expected = [[0xee; 8], [1, 2, 3, 4, 5, 6, 7, 8], [0xee; 8], [0xee; 8]];
         assert_eq!(peer.bytes(mr), expected.concat());
     }
-    // The duplicate was only answered: local changes stay.
+    // The duplicate was only answered: local changes are kept.
     peer.bytes_mut(mr).fill(0xdd);
     peer.inject(request);
     peer.expect(Opcode::RC_READ_RESPONSE_ONLY, RQ);
     assert_eq!(peer.bytes(mr), [0xdd; 32]);
 
-    // The payload, the length that is announced, the address.
+    // The payload, the announced length, the address.
     let wrong = [
         (0, 8, 0),
         (4, 8, 0),
@@ -441,8 +441,7 @@ fn case_088_packets_racing_the_error_state() {
     const SENDS: [usize; 3] = [0, 2, 5];
     const ADDS: [usize; 2] = [1, 4];
     const WRITE: usize = 3;
-    // The application gives up after so many packets. Those behind are at the port already, or
-    // come later.
+    // The application gives up after this many packets. Further ones are at the port already, or arrive later.
     for executed in 0..=6 {
         for waiting in [true, false] {
             let mut peer = Peer::new();
@@ -500,7 +499,7 @@ fn case_088_packets_racing_the_error_state() {
     }
 }
 
-/// Posts a receive into this piece.
+/// Posts a receive with this SGE.
 fn receive(peer: &mut Peer, wr_id: u64, sge: Sge) {
     peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id, sges: &[sge] }).unwrap();
 }

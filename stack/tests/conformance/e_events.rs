@@ -10,11 +10,11 @@ use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, RQ, SQ, Setup, pattern, sge};
 #[test]
 fn case_098_completion_events() {
     solicited_only();
-    no_arrival_is_slept_through();
+    no_arrival_is_missed();
     armed_queue_and_the_order_of_things();
 }
 
-/// What a message must be to wake an application that waits for solicited ones.
+/// Which messages wake an application that waits for solicited ones.
 fn solicited_only() {
     use Opcode as O;
     type Message = fn(u32) -> Script;
@@ -41,13 +41,13 @@ fn solicited_only() {
         peer.inject(message(RQ + 2).solicited());
         peer.expect_wc(3, Success);
         peer.expect_no_event();
-        // An error is always worth an event.
+        // An error always raises an event.
         peer.context.req_notify_cq(peer.cq, Notify::Solicited).unwrap();
         peer.modify(Transition::Error);
         peer.expect_event(Event::Completion(peer.cq));
         peer.expect_wc(4, WrFlushErr);
     }
-    // Sends succeed in silence; and the wish for any completion is the stronger one.
+    // Unsignaled sends succeed without an event; and arming for any completion takes precedence.
     let mut peer = Peer::new();
     peer.context.req_notify_cq(peer.cq, Notify::Solicited).unwrap();
     peer.post_send(1, b"hello");
@@ -63,7 +63,7 @@ fn solicited_only() {
     peer.expect_event(Event::Completion(peer.cq));
     peer.expect_wc(2, Success);
 
-    // The mark is on the last packet of a SEND, and of a WRITE with immediate, and nowhere else.
+    // The flag is in the last packet of a SEND, and of a WRITE with immediate, and nowhere else.
     let ops = [
         (SendOp::Send, vec![false, false, true]),
         (SendOp::SendWithImm(1), vec![false, false, true]),
@@ -82,16 +82,16 @@ fn solicited_only() {
     }
 }
 
-/// An application that reads the event, arms, polls until there is nothing, and sleeps until the
-/// next event, is woken for each message, whenever that comes.
-fn no_arrival_is_slept_through() {
+/// An application that reads the event, arms, polls until there is nothing, and sleeps until the next event, is woken for
+/// each message, whenever that arrives.
+fn no_arrival_is_missed() {
     #[derive(Clone, Copy, PartialEq, Debug)]
     enum Step {
         Arm,
         Poll,
         Sleep,
     }
-    // Each bit says whether a message arrives before that step: twelve steps, all the ways.
+    // Each bit determines whether a message arrives before that step: twelve steps, all combinations.
     for arrivals in 0u32..1 << 12 {
         let mut peer = Peer::with(Setup::of(QpType::Ud));
         for wr_id in 0..12 {
@@ -127,14 +127,14 @@ fn no_arrival_is_slept_through() {
             }
             turn(&mut peer, &mut received);
         }
-        // From here on nothing comes; the application runs until it sleeps.
+        // From here on nothing arrives; the application runs until it sleeps.
         while turn(&mut peer, &mut received) {}
         assert_eq!(received, sent, "arrivals {arrivals:#014b}: it sleeps over a completion");
     }
 }
 
 fn armed_queue_and_the_order_of_things() {
-    // What is there when the queue is armed raises nothing; what comes after does, once.
+    // Completions present when the queue is armed raise nothing; later ones do, once.
     let mut peer = Peer::new();
     for wr_id in 1..=4 {
         peer.post_recv(wr_id, 8);
@@ -149,7 +149,7 @@ fn armed_queue_and_the_order_of_things() {
     peer.expect_no_event();
     peer.expect_wc(2, Success);
     peer.expect_wc(3, Success);
-    // Armed twice before the event is read: one event is enough to look at the queue.
+    // Armed twice before the event is read: one event is enough.
     peer.context.req_notify_cq(peer.cq, Notify::Next).unwrap();
     peer.inject(send(3));
     peer.context.req_notify_cq(peer.cq, Notify::Next).unwrap();
@@ -180,7 +180,7 @@ fn case_099_communication_established() {
         peer.expect_wc(3, Success);
         peer.expect_no_event();
 
-        // A new life, a new event.
+        // After a reset, a new event.
         peer.modify(Transition::Reset);
         peer.take_to(&rtr(qp_type));
         peer.post_recv(4, 8);
@@ -188,14 +188,14 @@ fn case_099_communication_established() {
         peer.expect_event(Event::CommEst(peer.qp));
         peer.expect_wc(4, Success);
 
-        // In RTS nobody has to be told.
+        // In RTS there is no event.
         let mut peer = Peer::with(Setup::of(qp_type));
         peer.post_recv(1, 8);
         peer.inject(packet(opcode, RQ));
         peer.expect_wc(1, Success);
         peer.expect_no_event();
     }
-    // A packet that finds no receive shows that the peer is there, as well.
+    // A packet that finds no receive also shows that the peer is connected.
     let mut peer = Peer::with(rtr(QpType::Rc));
     for _ in 0..2 {
         peer.inject(packet(Opcode::RC_SEND_ONLY, RQ));
@@ -208,7 +208,7 @@ fn case_099_communication_established() {
     peer.expect_counted(Counter::OutOfBuffer, 1);
     peer.expect_event(Event::CommEst(peer.qp));
 
-    // What is dropped before it is looked at shows nothing; datagrams establish nothing.
+    // Packets dropped before processing show nothing; datagrams establish nothing.
     let mut peer = Peer::with(rtr(QpType::Rc));
     let own = peer.address.source;
     peer.address.source = Gid::from_ipv4([192, 0, 2, 77].into());

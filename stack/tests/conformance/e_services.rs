@@ -10,7 +10,7 @@ use ferroce::{
 use crate::packet::{IP, NAK_INVALID, NAK_RNR, Script, packet};
 use crate::peer::{PEER_QPN, Peer, QKEY, RQ, SQ, Setup, pattern, sge};
 
-/// Bytes in front of a received datagram.
+/// Bytes before a received datagram.
 const GRH: usize = 40;
 
 #[test]
@@ -36,7 +36,7 @@ fn case_089_uc_message_with_a_loss() {
             peer.expect_no_wc();
             peer.expect_nothing();
 
-            // The next message finds the receive, from its start.
+            // The next message uses the receive, from its start.
             peer.inject(packet(O::UC_SEND_ONLY, RQ + 4).payload(b"next"));
             assert_eq!(peer.expect_wc(1, Success).byte_len, 4);
             assert_eq!(&peer.bytes(receive)[..4], b"next");
@@ -45,14 +45,14 @@ fn case_089_uc_message_with_a_loss() {
             assert_eq!(peer.query().rq_psn.value(), RQ + 5);
             peer.expect_state(QpState::Rts);
 
-            // What a WRITE has written stays; behind the loss it wrote nothing.
+            // Bytes written by a WRITE stay; after the loss nothing is written.
             let written = if opcodes == write { lost * 256 } else { 0 };
             assert_eq!(peer.bytes(target)[..written], data[..written]);
             assert!(peer.bytes(target)[written..].iter().all(|byte| *byte == 0xee));
         }
     }
 
-    // A message that is broken off by another, without a loss: the same.
+    // A message interrupted by another one, without a loss: the same.
     let mut peer = Peer::with(Setup::of(QpType::Uc));
     let receive = peer.post_recv(1, 1024);
     peer.inject(packet(O::UC_SEND_FIRST, RQ).payload(part(0)));
@@ -100,7 +100,7 @@ fn case_090_uc_requests_that_cannot_be_executed() {
     drop(&mut peer, packet(O::UC_SEND_LAST, 0).payload(&[1; 4]), Counter::RxIncomplete);
     assert_eq!(peer.bytes(mr), [0xee; 64]);
 
-    // Nothing is checked for nothing.
+    // A zero length is not checked.
     peer.inject(write(RKey::new(!rkey.value()), 0, 0, b"").psn(psn));
     peer.inject(send(b"good").psn(psn + 1));
     peer.expect_wc(1, Success);
@@ -108,7 +108,7 @@ fn case_090_uc_requests_that_cannot_be_executed() {
     assert_eq!(peer.bytes(mr)[..5], [1, 1, 1, 1, 0xee]);
     peer.expect_state(QpState::Rts);
 
-    // A message that goes wrong in its middle: what is left of it is dropped as well.
+    // A message that becomes invalid: the rest of it is dropped as well.
     let mut peer = Peer::with(Setup::of(QpType::Uc));
     let receive = peer.post_recv(1, 300);
     let mr = peer.memory(&[0xee; 1024]);
@@ -135,7 +135,7 @@ fn case_090_uc_requests_that_cannot_be_executed() {
     assert_eq!(peer.expect_wc(1, Success).byte_len, 4);
     assert_eq!(&peer.bytes(receive)[..5], b"good\x01");
 
-    // A queue pair that gave nobody the right to write.
+    // A queue pair that permits no WRITE.
     let mut peer = Peer::with(Setup { access: Access::LOCAL_WRITE, ..Setup::of(QpType::Uc) });
     let mr = peer.memory(&[0xee; 64]);
     let rkey = peer.remote(mr).rkey;
@@ -174,7 +174,7 @@ fn case_091_ud_receive_starts_with_the_network_header() {
             }
             assert_eq!(&bytes[GRH..], b"hello\xee\xee\xee", "the pad is not delivered");
         }
-        // Nothing at all is a datagram too.
+        // An empty datagram is valid too.
         peer.post_recv(2, GRH);
         peer.inject(datagram(0, b""));
         assert_eq!(peer.expect_wc(2, Success).byte_len, 40);
@@ -198,7 +198,7 @@ fn case_092_ud_datagrams_that_cannot_be_received() {
         let long = frame(&peer, datagram(0, &pattern(length)));
         peer.expect_dropped(long, Counter::RxTooLong);
     }
-    // To an address that is not this port's, however good the rest is.
+    // To an address that is not this port's, with everything else valid.
     let own = peer.address.destination;
     peer.address.destination = Gid::from_ipv4([192, 0, 2, 99].into());
     let stray = frame(&peer, datagram(0, b"hello"));
@@ -206,13 +206,13 @@ fn case_092_ud_datagrams_that_cannot_be_received() {
     peer.address.destination = own;
     assert_eq!(peer.bytes(mr), [0; GRH + 5], "nothing of them was written");
 
-    // Anybody may send, and PSNs mean nothing.
+    // Any sender is accepted, and PSNs are ignored.
     for (psn, source) in [(7, Qpn::new(5)), (7, PEER_QPN), (3, PEER_QPN)] {
         peer.inject(packet(Opcode::UD_SEND_ONLY, psn).deth(QKEY, source).payload(b"hello"));
         assert_eq!(peer.expect_wc(1, Success).src_qpn, source);
         peer.post_recv(1, GRH + 5);
     }
-    // A receive that has no room for the header alone.
+    // A receive without room for the header.
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     peer.post_recv(1, GRH - 1);
     let empty = frame(&peer, datagram(0, b""));
@@ -242,7 +242,7 @@ fn case_093_ud_send_longer_than_a_packet() {
         peer.expect_nothing();
         peer.expect_counted(Counter::TxTooLong, 2);
 
-        // One that nobody wants to hear of.
+        // An unsignaled one.
         let data = ferroce::Data::Sges(&[sge(mr, 4097)]);
         peer.post_flagged(4, SendOp::SendToWithImm(to, 5), data, SendFlags::default());
         peer.expect_no_wc();
@@ -282,7 +282,7 @@ fn srq_limit(setup: Setup) {
     take(&mut peer);
     peer.expect_event(Event::SrqLimitReached(srq));
     assert_eq!(peer.context.query_srq(srq).unwrap().limit, 0);
-    // Once: below the limit, and across it a second time.
+    // Once: below the limit, and again after arming.
     take(&mut peer);
     peer.post_recv(6, 8);
     peer.post_recv(7, 8);
@@ -290,7 +290,7 @@ fn srq_limit(setup: Setup) {
     take(&mut peer);
     peer.expect_no_event();
 
-    // Armed again; and 0 takes it back.
+    // Armed again; 0 disarms it.
     peer.context.arm_srq(srq, 3).unwrap();
     take(&mut peer);
     peer.expect_event(Event::SrqLimitReached(srq));
@@ -300,7 +300,7 @@ fn srq_limit(setup: Setup) {
     assert_eq!(posted(&peer), 1);
     peer.expect_no_event();
 
-    // Below already.
+    // Already below.
     peer.context.arm_srq(srq, 1).unwrap();
     peer.expect_no_event();
     peer.context.arm_srq(srq, 2).unwrap();
@@ -314,7 +314,7 @@ fn srq_limit(setup: Setup) {
 }
 
 fn srq_last_wqe(setup: Setup) {
-    // By the application's wish, idle and with a receive in hand; and by a bad request.
+    // By the application, idle and with a current receive; and by a bad request.
     for in_hand in [false, true] {
         let mut peer = Peer::with(setup);
         let srq = peer.srq.unwrap();
@@ -363,7 +363,7 @@ fn srq_of_several_queue_pairs(setup: Setup) {
     let qps = [peer.qp, others[0], others[1]];
     let qpns = qps.map(|qp| peer.context.query_qp(qp).unwrap().qpn);
     let memory: Vec<_> = (0..4).map(|wr_id| peer.post_recv(wr_id, 512)).collect();
-    // Each takes the oldest when its message begins, and keeps it while others come and go.
+    // Each takes the oldest when its message begins, and keeps it while others are taken.
     let first = |i: usize| packet(Opcode::RC_SEND_FIRST, RQ).dest_qpn(qpns[i]).payload(&[i as u8; 256]);
     let last =
         |i: usize| packet(Opcode::RC_SEND_LAST, RQ + 1).dest_qpn(qpns[i]).payload(&[i as u8; 3]).ack_req();
@@ -378,7 +378,7 @@ fn srq_of_several_queue_pairs(setup: Setup) {
         assert_eq!((wc.qp, wc.qpn, wc.byte_len), (qps[i], qpns[i], 259));
         assert_eq!(peer.bytes(memory[i])[..259], [i as u8; 259]);
     }
-    // One fails over a receive of its own; the others go on.
+    // One fails because of its own receive; the others continue.
     let refused = packet(Opcode::RC_SEND_ONLY, RQ + 2).dest_qpn(qpns[1]).payload(&[1; 256]);
     peer.context.destroy_qp(qps[2]).unwrap();
     peer.post_recv(4, 8);
@@ -393,7 +393,7 @@ fn srq_of_several_queue_pairs(setup: Setup) {
     peer.expect_ack(RQ + 2, 2);
     assert_eq!(peer.expect_wc(5, Success).qp, qps[0]);
 
-    // It goes when nobody takes from it, with what is posted.
+    // It can be destroyed when no queue pair uses it, with its posted receives.
     let refused = peer.context.destroy_srq(srq);
     assert!(matches!(refused, Err(Error::Busy { kind: "SRQ", .. })));
     let last = peer.post_recv(6, 8);
@@ -417,7 +417,7 @@ fn srq_empty(setup: Setup) {
     peer.expect_ack(RQ, 1);
     peer.expect_wc(1, Success);
 
-    // A datagram is dropped; a receive that is too short for one stays for the next.
+    // A datagram is dropped; a receive that is too short for it stays for the next.
     let mut peer = Peer::with(Setup { srq: Some(8), ..Setup::of(QpType::Ud) });
     let srq = peer.srq.unwrap();
     let frame = peer.frame(&datagram(0, b"hello"));
@@ -464,10 +464,10 @@ fn case_100_multicast() {
         let frame = peer.frame(&to_group);
         let own = peer.frame(&datagram(0, b"hello"));
         peer.expect_dropped(frame.clone(), Counter::RxUnknownQp);
-        // To a group, but to the number of one queue pair.
+        // To a group, but with the number of one queue pair.
         peer.expect_dropped(own, Counter::RxWrongAddress);
 
-        // All but the last hear the group, the last another one.
+        // All except the last join the group, the last another one.
         for qp in &qps[..4] {
             peer.context.attach_mcast(*qp, group(1)).unwrap();
             peer.context.attach_mcast(*qp, group(1)).unwrap();
@@ -479,7 +479,7 @@ fn case_100_multicast() {
             peer.context.post_recv(qps[n], &wr).unwrap();
             mr
         };
-        // Each a copy of its own, header and all; one has no receive, which is its own affair.
+        // Each gets its own copy, header included; one has no receive, which does not affect the others.
         let memory: Vec<_> = [0, 1, 3, 4].into_iter().map(|n| post(&mut peer, n)).collect();
         peer.inject_frame(frame.clone());
         for (i, n) in [0, 1, 3].into_iter().enumerate() {
@@ -495,7 +495,7 @@ fn case_100_multicast() {
         peer.expect_counted(Counter::OutOfBuffer, 1);
         assert_eq!(peer.bytes(memory[3]), [0xee; GRH + 8]);
 
-        // What a queue pair would not take alone it does not take from a group.
+        // Packets that a queue pair would refuse are refused from a group too.
         let wrong_key = packet(Opcode::UD_SEND_ONLY, 0).deth(QKEY + 1, PEER_QPN).dest_qpn(Qpn::MULTICAST);
         peer.inject(wrong_key);
         peer.expect_counted(Counter::RxQkeyMismatch, 4);
@@ -505,7 +505,7 @@ fn case_100_multicast() {
         let pkey = peer.frame(&to_group.clone().pkey(0x1234));
         peer.expect_foreign(pkey, None, PKey(0x1234));
 
-        // Who has left hears nothing; when all have, the group is not known.
+        // After leaving, nothing is received; when all have left, the group is unknown.
         for qp in &qps[..3] {
             peer.context.detach_mcast(*qp, group(1)).unwrap();
         }
@@ -525,7 +525,7 @@ fn case_100_multicast() {
         peer.inject(to_group);
         peer.expect_wc(4, Success);
 
-        // Sending: the hardware address is the group's, and nobody is asked for it.
+        // Sending: the hardware address is the group's, without a resolution.
         let way = peer.way_to(group(1)).mac(None);
         let ah = peer.context.create_ah(peer.pd, &way).unwrap();
         let mr = peer.memory(b"to all");

@@ -15,10 +15,9 @@ const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 const STATES: [QpState; 7] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
 
-/// A transition carries what it requires as fields, so "minus one required attribute" does not
-/// compile, and there is no mask that could claim one. What is left to refuse, and is refused here
-/// with the queue pair as it was: a transition of another service, one from another state, a value
-/// out of its range, and an update of what the service or the state does not admit.
+/// A transition carries its required attributes as fields, so "minus one required attribute" does not compile, and there is
+/// no mask. The remaining errors are refused here with the queue pair unchanged: a transition of another service, one from
+/// another state, a value out of range, and an update that the service or the state does not allow.
 #[test]
 fn case_094_transitions() {
     every_move_from_every_state();
@@ -91,7 +90,7 @@ fn every_update_in_every_state() {
                 other => panic!("{what}: {other:?}"),
             }
             assert_eq!(peer.query(), before, "{what}");
-            // Not with one that would be right, either.
+            // Not even with one that would otherwise be valid.
             let welcome = match qp_type {
                 QpType::Ud => update.qkey(5),
                 _ => update.access(Access::NONE),
@@ -128,7 +127,7 @@ fn values_out_of_range() {
         let too_many = reliable(good).max_dest_rd_atomic(129);
         expect_refused(&mut peer, Transition::ReadyToReceive(too_many));
     }
-    // There is no RNR timer above 31 to begin with.
+    // There is no RNR timer above 31.
     assert!(RnrTimer::new(32).is_none());
 
     // RTR → RTS, and the same in SQD.
@@ -191,7 +190,7 @@ fn case_095_posting_by_state() {
                 assert_eq!(peer.query(), before);
                 peer.expect_no_wc();
             }
-            // Unsignaled as it is.
+            // Although it is unsignaled.
             QpState::Error | QpState::Sqe => {
                 sent.unwrap();
                 peer.expect_wc(1, WrFlushErr);
@@ -239,7 +238,7 @@ fn case_095_posting_by_state() {
             }
         }
     }
-    // An operation that the service does not have.
+    // An operation that the service does not support.
     let remote = REMOTE;
     let foreign = |to| {
         [
@@ -305,7 +304,7 @@ fn case_096_flush_and_reset() {
             drop(peer.context.deregister(mr).unwrap());
         }
     }
-    // RESET takes completions back that nobody has read, and the queue pair begins anew.
+    // RESET discards unread completions, and the queue pair starts again.
     let setup = Setup::default();
     let mut peer = Peer::with(setup);
     let other = peer.another_qp(&setup);
@@ -322,7 +321,7 @@ fn case_096_flush_and_reset() {
     peer.inject(ack(SQ, 1));
     peer.expect_wc(3, Success);
 
-    // Some sent, some not; the failing one first, then those behind it.
+    // Some sent, some not; the failing one first, then later ones.
     let mut peer = Peer::new();
     peer.post_send(1, b"done");
     peer.post_send(2, b"fails");
@@ -371,7 +370,7 @@ fn in_state(qp_type: QpType, state: QpState) -> Option<Peer> {
     Some(peer)
 }
 
-/// Each kind of transition, with values that are right for it.
+/// Each kind of transition, with valid values.
 fn every_move(peer: &Peer) -> Vec<Transition> {
     let path = UnreliablePath::new(peer.way_to(peer.address.source), PEER_QPN, Psn::new(RQ))
         .path_mtu(PathMtu::Mtu256);
@@ -391,7 +390,7 @@ fn every_move(peer: &Peer) -> Vec<Transition> {
     ]
 }
 
-/// The table of docs/protocol.md §6: where a transition leads, if it is one.
+/// The table of docs/protocol.md §6: the new state, if the transition is allowed.
 fn end_of(transition: Transition, qp_type: QpType, state: QpState) -> Option<QpState> {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
     use QpType::{Rc, Uc, Ud};
@@ -418,7 +417,7 @@ const PKEYS: [PKey; 2] = [PKEY_DEFAULT, PKey(0x8001)];
 
 type Row = (&'static str, fn(&Peer) -> QpUpdate, &'static [QpType], &'static [QpState]);
 
-/// Each attribute with a value that it does not have, and where it may change.
+/// Each attribute with a different value, and where it may change.
 fn updates() -> [Row; 10] {
     use QpState::{Init, Rts, Sqd};
     use QpType::{Rc, Uc, Ud};
@@ -444,7 +443,7 @@ fn updates() -> [Row; 10] {
     ]
 }
 
-/// What a query is to show after an update.
+/// The expected query after an update.
 fn updated(before: QpAttributes, update: &QpUpdate) -> QpAttributes {
     let send = before.send.map(|send| {
         send.timeout(update.timeout.unwrap_or(send.timeout))
@@ -468,7 +467,7 @@ fn reliable(path: UnreliablePath) -> ReadyToReceive {
     ReadyToReceive::new(path.address, path.dest_qpn, path.rq_psn).path_mtu(path.path_mtu)
 }
 
-/// The transition is refused, and the queue pair is as it was.
+/// The transition is refused, and the queue pair is unchanged.
 #[track_caller]
 fn expect_refused(peer: &mut Peer, transition: Transition) {
     let before = peer.query();

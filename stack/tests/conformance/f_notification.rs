@@ -21,17 +21,17 @@ const INTERVAL: Duration = Duration::from_micros(50);
 const TV3: &str = "e41d2dab2bc27cfe90643b320800 45c2003c718c4000401191610a0011010a001201 000012b700280000 \
                    8100ffff4000011800000000 00000000000000000000000000000000 82fd002a";
 
-/// CNPs that wait for the port, at most.
+/// The most CNPs waiting for the port.
 const OWED_MAX: usize = 256;
 
-/// Senders of datagrams that are told apart, at most.
+/// The most senders of datagrams that are distinguished.
 const SENDERS_MAX: usize = 1024;
 
 fn notifying(config: Config) -> Config {
     config.notification(CongestionNotification::default())
 }
 
-/// For each marked packet a CNP.
+/// A CNP for each marked packet.
 fn each(config: Config) -> Config {
     config.notification(CongestionNotification::default().min_time_between_cnps(Duration::ZERO))
 }
@@ -44,7 +44,7 @@ fn for_the_port(config: Config) -> Config {
     config.notification(CongestionNotification::default().scope(CnpScope::Port))
 }
 
-/// It obeys CNPs itself.
+/// With its own reaction point.
 fn obeying(config: Config) -> Config {
     config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER)).line_rate(10_000_000_000)
 }
@@ -53,14 +53,14 @@ fn with(config: fn(Config) -> Config) -> Setup {
     Setup { config, ..Setup::default() }
 }
 
-/// A peer whose packets are all marked on their way.
+/// A peer whose packets are all marked in the network.
 fn marked(setup: Setup) -> Peer {
     let mut peer = Peer::with(setup);
     peer.address.traffic_class = 0x68 | CE;
     peer
 }
 
-/// A request that needs nothing and asks for nothing.
+/// A request that needs and requests nothing.
 fn request(number: u32) -> Script {
     packet(Opcode::RC_WRITE_ONLY, RQ + number)
 }
@@ -73,7 +73,7 @@ fn cnp() -> Script {
     packet(Opcode::CNP, 0).payload(&[0; 16])
 }
 
-/// Where the CNPs in what was sent went, in order.
+/// The destinations of the CNPs among the sent packets, in order.
 fn told(sent: &[Got]) -> Vec<Gid> {
     let cnps = sent.iter().filter(|sent| sent.opcode == Opcode::CNP);
     cnps.map(|cnp| cnp.network.destination).collect()
@@ -108,7 +108,7 @@ fn expect_cnp(peer: &mut Peer) {
     assert_is_tv3(&got, &peer.address, peer.qpn, (48, 6));
 }
 
-/// A queue pair of another peer beside the one under test; its number.
+/// A queue pair of another peer in addition to the one under test; its number.
 fn another_peer(peer: &mut Peer, setup: &Setup, last: u8) -> (Qp, Qpn) {
     let own = std::mem::replace(&mut peer.address.source.0[15], last);
     let qp = peer.another_qp(setup);
@@ -119,7 +119,7 @@ fn another_peer(peer: &mut Peer, setup: &Setup, last: u8) -> (Qp, Qpn) {
 #[test]
 fn case_101_a_marked_packet_makes_a_cnp() {
     for ipv6 in [false, true] {
-        // The CNP leaves ahead of the acknowledgement.
+        // The CNP is sent before the acknowledgement.
         let mut peer = marked(Setup { ipv6, ..with(notifying) });
         peer.inject(request(0).ack_req());
         expect_cnp(&mut peer);
@@ -127,7 +127,7 @@ fn case_101_a_marked_packet_makes_a_cnp() {
         peer.expect_nothing();
         peer.expect_counted(Counter::NpCnpSent, 1);
         peer.expect_counted(Counter::NpEcnMarkedRocePackets, 1);
-        // Of the same queue pair what was not marked makes none.
+        // Unmarked packets of the same queue pair cause none.
         for class in [0, 1, 2] {
             peer.advance(INTERVAL);
             peer.address.traffic_class = 0x68 | class;
@@ -136,7 +136,7 @@ fn case_101_a_marked_packet_makes_a_cnp() {
         }
         peer.expect_counted(Counter::NpEcnMarkedRocePackets, 0);
 
-        // Of READ responses the requester is the notification point.
+        // For READ responses the requester is the notification point.
         let mut peer = marked(Setup { ipv6, ..with(notifying) });
         peer.post_read(1, 256);
         peer.expect(Opcode::RC_READ_REQUEST, SQ);
@@ -148,7 +148,7 @@ fn case_101_a_marked_packet_makes_a_cnp() {
         peer.inject(packet(Opcode::UC_WRITE_ONLY, RQ));
         expect_cnp(&mut peer);
 
-        // The queue pair that a datagram names as its sender is told.
+        // It is sent to the queue pair that a datagram gives as its sender.
         let mut peer = marked(Setup { qp_type: QpType::Ud, ipv6, ..with(notifying) });
         peer.post_recv(1, 64);
         peer.inject(datagram());
@@ -157,9 +157,9 @@ fn case_101_a_marked_packet_makes_a_cnp() {
     }
 }
 
-/// DSCP and priority are those of the settings. Of an untagged path there is no priority.
+/// DSCP and priority are those of the settings. An untagged path has no priority.
 #[test]
-fn cnps_have_a_class_of_their_own() {
+fn cnps_have_their_own_dscp_and_priority() {
     let config =
         |config: Config| config.notification(CongestionNotification::default().cnp_dscp(63).cnp_802p_prio(7));
     for (qp_type, tag) in [(QpType::Uc, true), (QpType::Ud, true), (QpType::Uc, false), (QpType::Ud, false)] {
@@ -209,7 +209,7 @@ fn case_102_one_cnp_in_each_interval() {
     let start = peer.now;
     for number in 0..1000 {
         peer.inject(request(number));
-        // Another flow, which is marked for half of the time, has its own.
+        // Another flow, which is marked half of the time, has its own.
         if number < 500 {
             let own = std::mem::replace(&mut peer.address.source.0[15], 9);
             peer.inject(request(number).dest_qpn(second));
@@ -229,7 +229,7 @@ fn case_102_one_cnp_in_each_interval() {
     peer.expect_counted(Counter::NpEcnMarkedRocePackets, 1500);
 }
 
-/// Not a nanosecond before it is over. It begins when a CNP leaves, which may be long after the packet that made it.
+/// Not a nanosecond early. It starts when a CNP is sent, which may be long after the packet that caused it.
 #[test]
 fn an_interval_is_between_cnps_on_the_wire() {
     for config in [notifying, for_each_peer, for_the_port] {
@@ -262,7 +262,7 @@ fn an_interval_is_between_cnps_on_the_wire() {
 
 /// Two queue pairs of one peer and one of another, and datagrams of three senders at two addresses.
 #[test]
-fn the_interval_is_that_of_its_scope() {
+fn intervals_apply_to_their_scope() {
     for (config, connected, datagrams) in [
         (notifying as fn(Config) -> Config, &[1, 1, 9][..], &[1, 1, 9][..]),
         (for_each_peer, &[1, 9], &[1, 9]),
@@ -302,9 +302,9 @@ fn the_interval_is_that_of_its_scope() {
     }
 }
 
-/// Without an interval every marked packet makes one, as many as can wait for the port.
+/// Without an interval every marked packet causes one, up to the number that can wait for the port.
 #[test]
-fn every_marked_packet_without_an_interval_as_far_as_there_is_room() {
+fn without_an_interval_every_marked_packet_causes_a_cnp() {
     let zero_for_peers = |config: Config| {
         let settings = CongestionNotification::default().min_time_between_cnps(Duration::ZERO);
         config.notification(settings.scope(CnpScope::Peer))
@@ -318,9 +318,9 @@ fn every_marked_packet_without_an_interval_as_far_as_there_is_room() {
     }
 }
 
-/// However many sends wait, and responses.
+/// However many sends and responses wait.
 #[test]
-fn cnps_leave_ahead_of_data() {
+fn cnps_are_sent_before_data() {
     let mut peer = marked(with(notifying));
     peer.take_at_most(0);
     peer.post_write(1, &pattern(4096));
@@ -343,7 +343,7 @@ fn case_103_a_broken_packet_and_a_cnp_make_none() {
     peer.expect_dropped(broken, Counter::RxIcrcEncapsulated);
     peer.expect_counted(Counter::NpEcnMarkedRocePackets, 0);
 
-    // These are counted as marked, and make nothing.
+    // These are counted as marked, and cause nothing.
     let mut drop = |script: Script, reason| {
         peer.inject(script);
         peer.expect_nothing();
@@ -361,7 +361,7 @@ fn case_103_a_broken_packet_and_a_cnp_make_none() {
     peer.expect_counted(Counter::RxWrongAddress, 1);
     peer.address.source.0[15] = own;
 
-    // Nor does an acknowledgement: its sender sends no data.
+    // Nor an acknowledgement: its sender sends no data.
     peer.post_write(1, &[1; 16]);
     peer.expect(Opcode::RC_WRITE_ONLY, SQ);
     peer.inject(ack(SQ, 1));
@@ -369,14 +369,14 @@ fn case_103_a_broken_packet_and_a_cnp_make_none() {
     peer.expect_nothing();
     peer.expect_counted(Counter::NpCnpSent, 0);
 
-    // Nor a queue pair that obeys CNPs itself.
+    // Nor a marked CNP, which the queue pair itself obeys.
     let mut peer = marked(with(|config| each(obeying(config))));
     peer.inject(cnp());
     peer.expect_nothing();
     peer.expect_counted(Counter::RpCnpHandled, 1);
     peer.expect_counted(Counter::NpCnpSent, 0);
 
-    // Nor a datagram that is dropped: without a receive, or with another Q_Key.
+    // Nor a dropped datagram: without a receive, or with another Q_Key.
     let mut peer = marked(Setup { qp_type: QpType::Ud, ..with(each) });
     peer.inject_all([datagram(), packet(Opcode::UD_SEND_ONLY, 0).deth(1, PEER_QPN)]);
     peer.expect_nothing();
@@ -384,7 +384,7 @@ fn case_103_a_broken_packet_and_a_cnp_make_none() {
     peer.expect_counted(Counter::RxQkeyMismatch, 1);
 }
 
-/// Of RoCE v1 there are no CNPs: the traffic class of a GRH has no ECN. The packet does not count as marked.
+/// With RoCE v1 there are no CNPs: the traffic class of a GRH has no ECN. The packet does not count as marked.
 #[test]
 fn roce_v1_has_no_marks() {
     let setup = Setup { roce_v1: true, ipv6: true, state: QpState::Init, ..with(each) };
@@ -408,9 +408,9 @@ fn roce_v1_has_no_marks() {
     peer.expect_counted(Counter::NpEcnMarkedRocePackets, 0);
 }
 
-/// Of a datagram to a group there is none: all its members would tell the sender at once.
+/// For a datagram to a group there is none: all its members would notify the sender at once.
 #[test]
-fn a_group_does_not_answer_marks() {
+fn multicast_causes_no_cnps() {
     let mut peer = marked(Setup { qp_type: QpType::Ud, ..with(each) });
     let group = Gid::from_ipv4([239, 1, 2, 3].into());
     peer.context.attach_mcast(peer.qp, group).unwrap();
@@ -422,9 +422,9 @@ fn a_group_does_not_answer_marks() {
     peer.expect_counted(Counter::NpEcnMarkedRocePackets, 1);
 }
 
-/// CNPs go in the default partition, whatever the queue pair's is.
+/// CNPs use the default partition, whatever the queue pair's is.
 #[test]
-fn a_cnp_is_of_the_default_partition() {
+fn cnps_use_the_default_partition() {
     let setup = with(notifying);
     let mut peer = marked(Setup { state: QpState::Init, ..setup });
     let index = peer.context.add_pkey(ferroce::PKey(0x8001)).unwrap();
@@ -436,18 +436,18 @@ fn a_cnp_is_of_the_default_partition() {
     expect_cnp(&mut peer);
 }
 
-/// To obey CNPs is another setting.
+/// Obeying CNPs is another setting.
 #[test]
-fn a_control_of_the_sender_makes_no_cnps() {
+fn a_reaction_point_alone_sends_no_cnps() {
     let mut peer = marked(with(obeying));
     peer.inject(request(0));
     peer.expect_nothing();
     peer.expect_counted(Counter::NpEcnMarkedRocePackets, 1);
 }
 
-/// A CNP is not acknowledged, and takes no PSN of the queue pair.
+/// A CNP is not acknowledged, and uses no PSN of the queue pair.
 #[test]
-fn cnps_take_no_psn() {
+fn cnps_use_no_psn() {
     let mut peer = marked(with(notifying));
     peer.inject(request(0));
     expect_cnp(&mut peer);
@@ -456,10 +456,10 @@ fn cnps_take_no_psn() {
     peer.expect(Opcode::RC_WRITE_ONLY, SQ);
 }
 
-/// What is owed leaves, although the queue pair is gone: its peer was in the congestion. A queue pair that fails makes no
-/// more, and another one in the same place has an interval of its own.
+/// An owed CNP is sent although the queue pair was destroyed, because its peer contributed to the congestion. A failed
+/// queue pair causes no more, and another one in the same slot has its own interval.
 #[test]
-fn a_cnp_leaves_after_the_end_of_its_queue_pair() {
+fn a_cnp_is_sent_after_its_queue_pair_was_destroyed() {
     let setup = with(notifying);
     let ends: [fn(&mut Peer, Qp); 3] = [
         |peer, qp| peer.context.destroy_qp(qp).unwrap(),
@@ -475,7 +475,7 @@ fn a_cnp_leaves_after_the_end_of_its_queue_pair() {
         end(&mut peer, qp);
         peer.advance(INTERVAL);
         peer.inject(request(1).dest_qpn(qpn));
-        // Takes the place of the one that was destroyed.
+        // In the slot of the destroyed one.
         let next = peer.another_qp(&setup);
         let next = peer.context.query_qp(next).unwrap().qpn;
         peer.inject(request(0).dest_qpn(next));
@@ -484,7 +484,7 @@ fn a_cnp_leaves_after_the_end_of_its_queue_pair() {
         assert_eq!(told(&sent), [peer.address.source; 2]);
         assert_is_tv3(&sent[0], &peer.address, qpn, (48, 6));
         assert_is_tv3(&sent[1], &peer.address, next, (48, 6));
-        // The interval of the new one began then, whatever left before it.
+        // The interval of the new one started then, independent of earlier CNPs.
         peer.advance(INTERVAL - Duration::from_nanos(1));
         peer.inject(request(1).dest_qpn(next));
         peer.expect_nothing();
@@ -496,7 +496,7 @@ fn a_cnp_leaves_after_the_end_of_its_queue_pair() {
 
 /// A reset does not end the interval of a queue pair.
 #[test]
-fn a_reset_ends_no_interval() {
+fn a_reset_does_not_end_the_interval() {
     let setup = with(notifying);
     let mut peer = marked(setup);
     peer.inject(request(0));
@@ -510,10 +510,10 @@ fn a_reset_ends_no_interval() {
     expect_cnp(&mut peer);
 }
 
-/// Datagrams of senders without number.
+/// Datagrams of any number of senders.
 struct Strangers {
     peer: Peer,
-    /// A connected queue pair beside the one that takes datagrams.
+    /// A connected queue pair in addition to the one that receives datagrams.
     connected: Qpn,
     sent: u32,
 }
@@ -541,7 +541,7 @@ impl Strangers {
         peer.address.source = own;
     }
 
-    /// How many CNPs leave for strangers, and whether the connected peer gets one for its packet of now.
+    /// How many CNPs are sent to strangers, and whether the connected peer gets one for its current packet.
     fn told(&mut self) -> (usize, bool) {
         let peer = &mut self.peer;
         let own = std::mem::replace(&mut peer.address.source.0[15], 200);
@@ -555,8 +555,8 @@ impl Strangers {
     }
 }
 
-/// Datagrams of more senders than are remembered: each gets one CNP in an interval at most, the others' turn comes, and a
-/// connected peer has room in any case.
+/// Datagrams of more senders than are remembered: each gets at most one CNP per interval, the others get theirs later, and
+/// there is always room for a connected peer.
 #[test]
 fn strangers_get_no_more_than_they_may_and_connected_peers_what_they_should() {
     const SENDERS: usize = 1200;
@@ -573,9 +573,9 @@ fn strangers_get_no_more_than_they_may_and_connected_peers_what_they_should() {
     }
 }
 
-/// While the port is blocked, CNPs for datagrams take half of the room that there is.
+/// While the port is blocked, CNPs for datagrams use half of the room.
 #[test]
-fn strangers_leave_room_for_connected_peers_where_cnps_wait() {
+fn cnps_to_strangers_leave_room_for_those_to_peers() {
     for config in [notifying, for_each_peer, each] {
         let mut strangers = Strangers::new(config);
         strangers.peer.take_at_most(0);

@@ -1,4 +1,4 @@
-//! Section F: what a sender does that congestion notification packets reach. The notification point is in
+//! Section F: the reaction of a sender to congestion notification packets. The notification point is in
 //! `f_notification.rs`, and the reaction point alone in `stack/tests/dcqcn`.
 
 use std::time::Duration;
@@ -48,7 +48,7 @@ fn case_104_a_cnp_cuts_the_rate_of_its_queue_pair_alone() {
         assert_eq!((state.rate, state.target, state.timer_stage), (rate, 10 * GIGABIT, stage));
         assert!((state.alpha - (255.0_f64 / 256.0).powi(stage as i32)).abs() < 1e-12);
     }
-    // The next one cuts by the alpha that there was, and raises it then. The timer starts again.
+    // The next one cuts with the previous alpha, and then raises it. The timer starts again.
     peer.advance(Duration::from_micros(54));
     peer.inject(cnp());
     let alpha = (255.0_f64 / 256.0).powi(4);
@@ -69,7 +69,7 @@ fn case_105_a_cnp_for_nobody_or_from_elsewhere_changes_nothing() {
     let before = reaction(&peer, peer.qp);
     let frame = peer.frame(&cnp().dest_qpn(Qpn::new(0x31_3131)));
     peer.expect_dropped(frame, Counter::RxUnknownQp);
-    // From another address, to another one of this host, and broken.
+    // From another address, to another one of this host, and corrupted.
     let own = peer.address;
     peer.address.source.0[15] = 77;
     let frame = peer.frame(&cnp());
@@ -91,7 +91,7 @@ fn case_105_a_cnp_for_nobody_or_from_elsewhere_changes_nothing() {
 
 /// Its P_Key is the default one, whatever the queue pair's partition is.
 #[test]
-fn a_cnp_is_heard_in_every_partition() {
+fn cnps_are_accepted_in_every_partition() {
     let mut peer = paper();
     peer.inject(cnp().pkey(0x1234));
     peer.expect_counted(Counter::RpCnpHandled, 1);
@@ -110,7 +110,7 @@ fn case_106_a_hundred_cnps_in_one_interval_cut_once() {
     assert_eq!(reaction(&peer, peer.qp).rate, 25 * GIGABIT);
     peer.advance(Duration::from_micros(51));
     assert_eq!(reaction(&peer, peer.qp).rate, 25 * GIGABIT / 2);
-    // From then on the rate grows: the period that follows has no CNP, and no cut at its end.
+    // From then on the rate grows: the next period has no CNP, and no cut at its end.
     let mut before = 25 * GIGABIT / 2;
     for _ in 0..10 {
         peer.advance(Duration::from_micros(50));
@@ -118,7 +118,7 @@ fn case_106_a_hundred_cnps_in_one_interval_cut_once() {
         assert!(rate >= before, "{rate} after {before}");
         before = rate;
     }
-    // CNPs in each of three periods, however many, are three cuts.
+    // Any number of CNPs in each of three periods causes three cuts.
     let mut cuts = 0;
     before = reaction(&peer, peer.qp).rate;
     for micros in 0..250 {
@@ -133,10 +133,10 @@ fn case_106_a_hundred_cnps_in_one_interval_cut_once() {
     assert!((3..=4).contains(&cuts), "{cuts} cuts");
 }
 
-/// A sender that has always something to send, on a link that is no bottleneck.
+/// A sender that always has data to send, on a link that is no bottleneck.
 struct Sender {
     pair: Pair,
-    /// Which of the ends sends the data: the one that asks, or the other for READs.
+    /// The end that sends the data: the requester, or the other for READs.
     sender: usize,
     op: fn(&End, RemoteAddress) -> SendOp,
     message: u32,
@@ -152,7 +152,7 @@ impl Sender {
         Sender { pair, sender: usize::from(is_read), op, message, posted: 0 }
     }
 
-    /// Goes on for one step. Returns the time, and the packets that the sender has sent.
+    /// Runs one step. Returns the time, and the number of packets sent by the sender.
     fn step(&mut self) -> (Nanos, u64) {
         let remote = self.pair.ends[1].context.remote(self.pair.ends[1].mr).unwrap();
         let end = &mut self.pair.ends[0];
@@ -184,7 +184,7 @@ fn datagram(end: &End, _: RemoteAddress) -> SendOp {
     end.send_op()
 }
 
-/// What is sent is paced, at most 2 % off over the longer of 1 ms and 200 packets. `headers` are the bytes of a frame
+/// Checks the pacing: at most 2 % deviation over the longer of 1 ms and 200 packets. `headers` are the bytes of a frame
 /// besides 1024 of payload.
 fn assert_paced(setup: pair::Setup, op: fn(&End, RemoteAddress) -> SendOp, headers: u32) {
     let mut sender = Sender::new(setup, op);
@@ -203,7 +203,7 @@ fn assert_paced(setup: pair::Setup, op: fn(&End, RemoteAddress) -> SendOp, heade
         }
         if from > 0 {
             let (time, packets) = ((now.0.0 - seen[from].0.0) as f64, (now.1 - seen[from].1) as f64);
-            // A packet is more or less, for a window need not begin with one.
+            // One packet more or less, because a window need not start with a packet.
             let off = (packets - time / per_packet).abs() - 1.0;
             assert!(off <= 0.02 * time / per_packet, "{off} packets of {packets} off at {rate} bit/s");
         }
@@ -227,7 +227,7 @@ fn case_107_rates_recover_in_three_steps_and_are_kept() {
         |config| of(config, 100_000),
     ];
     for config in rates {
-        // The ACK timer is longer than a window takes at the lowest rate.
+        // The ACK timer is longer than a window at the lowest rate.
         let setup = pair::Setup { config, timeout: 14, path_mtu: PathMtu::Mtu1024, ..pair::Setup::default() };
         assert_paced(setup, write, HEADERS);
         assert_paced(setup, read, HEADERS);
@@ -274,7 +274,7 @@ fn recovers_in_three_steps() {
                 };
                 steps[step] += 1;
                 assert_eq!(state.target, (before.target + more).min(10 * GIGABIT), "after {before:?}");
-                // A bit is lost in each half, and where two are missing the rate is the highest.
+                // Each halving loses a bit, and with two missing the rate is the highest.
                 let halfway = (before.rate + state.target) / 2;
                 assert!(halfway.abs_diff(state.rate) <= 2, "{state:?} after {before:?}");
             }
@@ -300,7 +300,7 @@ fn case_108_without_a_control_nothing_is_ecn_capable_and_cnps_are_ignored() {
     peer.expect_dropped(frame, Counter::RpCnpIgnored);
     let attributes = peer.query();
     assert_eq!((attributes.congestion, attributes.reaction), (CongestionControl::Off, None));
-    // Marked packets are counted, and answered without a word of it.
+    // Marked packets are counted, and answered normally.
     peer.address.traffic_class = 3;
     peer.inject_all((0..100).map(|number| packet(Opcode::RC_WRITE_ONLY, RQ + number)));
     peer.expect_nothing();
@@ -312,9 +312,9 @@ fn case_108_without_a_control_nothing_is_ecn_capable_and_cnps_are_ignored() {
     peer.expect_counted(Counter::NpCnpSent, 0);
 }
 
-/// ECT(0) on requests and responses, with a right ICRC and header checksum; acknowledgements are no data.
+/// ECT(0) on requests and responses, with a correct ICRC and header checksum; acknowledgements carry no data.
 #[test]
-fn with_a_control_data_is_ecn_capable_and_acknowledgements_are_not() {
+fn data_is_ecn_capable_and_acknowledgements_are_not() {
     let mut peer = paper();
     peer.post_write(1, &pattern(600));
     let sent = peer.take_packets();
@@ -336,9 +336,9 @@ fn with_a_control_data_is_ecn_capable_and_acknowledgements_are_not() {
     }
 }
 
-/// Of the driver, unless the configuration says something else.
+/// The driver's, unless it is configured.
 #[test]
-fn the_line_rate_is_asked_of_the_driver_or_told() {
+fn the_line_rate_is_the_drivers_or_configured() {
     let dcqcn = |config: Config| config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER));
     let told =
         |config: Config| config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER)).line_rate(10 * GIGABIT);
@@ -357,7 +357,7 @@ fn the_line_rate_is_asked_of_the_driver_or_told() {
     assert!(open(1_000_000).is_ok() && open(4_000_000_000_001).is_err());
 }
 
-/// Where a packet takes longer than the ACK timer of many, each asks for its acknowledgement.
+/// If a packet takes longer than the ACK timer of several, each requests an acknowledgement.
 #[test]
 fn a_slow_sender_asks_often_enough_to_hear_in_time() {
     let config = |config: Config| {
@@ -377,7 +377,7 @@ fn a_slow_sender_asks_often_enough_to_hear_in_time() {
 }
 
 #[test]
-fn a_queue_pair_has_the_control_of_its_own_configuration_or_of_the_context() {
+fn congestion_control_is_set_by_queue_pair_or_context() {
     let mut peer = paper();
     let control = |peer: &mut Peer, config: QpConfig| {
         let qp = peer.context.create_qp(&config).unwrap();

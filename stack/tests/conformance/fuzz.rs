@@ -1,4 +1,4 @@
-//! Random packets against one queue pair that lives: most are nearly right, so that they get far.
+//! Random packets to one live queue pair: most are nearly valid, so that they are processed far.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use ferroce_driver_test_support::random::Random;
 use crate::packet::{BTH, NAK_INVALID, NAK_RNR, NAK_SEQUENCE, Script, packet, reseal};
 use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, Setup, all_access, pattern, sge};
 
-/// The queue pair, and what its application does.
+/// The queue pair, and its application.
 pub(crate) struct Fuzz {
     peer: Peer,
     setup: Setup,
     random: Random,
-    /// What the packets may reach, until one of them revokes the key.
+    /// The memory that the packets may access, until one of them revokes the key.
     target: Mr,
-    /// Where receives and results go.
+    /// The memory of receives and results.
     own: Mr,
-    /// What no packet may change.
+    /// Memory that no packet may change.
     guard: Mr,
 }
 
@@ -34,8 +34,8 @@ impl Fuzz {
         Fuzz { peer, setup, random: Random::new(seed), target, own, guard }
     }
 
-    /// Sends so many packets. A packet that makes the engine panic, allocate, send a broken frame or
-    /// write where it may not ends the test.
+    /// Sends this many packets. A packet that makes the engine panic, allocate, send an invalid frame or write outside its
+    /// memory fails the test.
     pub(crate) fn run(mut self, packets: u32) -> Counters {
         for n in 0..packets {
             let alive = self.peer.query().state == QpState::Rts;
@@ -53,7 +53,7 @@ impl Fuzz {
         self.peer.context.counters().clone()
     }
 
-    /// What an application does now and then.
+    /// Occasional actions of the application.
     fn tend(&mut self) {
         let Fuzz { peer, setup, random, target, own, .. } = self;
         peer.take_packets();
@@ -96,7 +96,7 @@ impl Fuzz {
         let mut frame = self.peer.frame(&script);
         let random = &mut self.random;
         if random.one_in(8) {
-            // Any byte behind the network headers, with an ICRC to match or not.
+            // Any byte after the network headers, with a matching ICRC or not.
             for _ in 0..=random.below(2) {
                 let at = BTH as u64 + random.below((frame.len() - BTH) as u64);
                 frame[at as usize] ^= 1 << random.below(8);

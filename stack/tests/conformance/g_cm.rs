@@ -16,9 +16,9 @@ use crate::g_exchange::*;
 use crate::packet::{Script, ack, packet};
 use crate::peer::{PEER_QPN, Peer, QKEY, Setup, pattern};
 
-/// What both ends ask for is what the queue pairs get (with a real peer: `tools/tests/rxe`).
+/// The queue pairs get the parameters that both ends requested (with a real peer: `tools/tests/rxe`).
 #[test]
-fn both_ends_get_what_was_agreed() {
+fn both_ends_get_the_negotiated_parameters() {
     let parameters = ConnectionParameters::default().timeout(15).rnr_retry(3).retry_count(5);
     let (mut peer, id, sent) = connecting(&parameters);
     assert_eq!(sent.service_id(), SERVICE_ID_TCP + u64::from(PORT));
@@ -52,7 +52,8 @@ fn both_ends_get_what_was_agreed() {
     assert_eq!((send.max_rd_atomic, query.max_dest_rd_atomic), (8, 4));
 }
 
-/// The requester's traffic class is that of both ends, unless the other accepts with its own; ECN is congestion control's.
+/// The requester's traffic class applies to both ends, unless the other accepts with its own; ECN belongs to congestion
+/// control.
 #[test]
 fn a_connection_has_the_traffic_class_of_its_request() {
     let class = |peer: &Peer| peer.query().address.unwrap().traffic_class;
@@ -94,7 +95,7 @@ fn case_110_messages_again() {
     let asked = mad(CmBody::Req(&req(&peer)));
     peer.inject(asked.clone());
     let id = request(&mut peer).id;
-    // The application takes its time, and the peer hears of it.
+    // The application delays its answer, and the peer is notified.
     peer.inject(asked.clone());
     let (_, mra) = take!(&mut peer, Mra);
     assert_eq!((mra.remote_comm_id(), mra.stage()), (PEER_ID, Some(Stage::Req)));
@@ -167,13 +168,13 @@ fn case_112_silent_peer() {
     expect_silence(&mut peer, id);
     peer.expect_state(QpState::Init);
     peer.expect_counted(Counter::CmTxRetries, 3);
-    // The peer that says it needs longer gets longer.
+    // A peer that reports that it needs longer gets longer.
     let (to, qp) = (service(&peer), peer.qp);
     let id = peer.context.connect(qp, to, &parameters).unwrap();
     peer.poll();
     let (_, sent) = take!(&mut peer, Req);
     peer.inject(mad(CmBody::Mra(&Mra::new(PEER_ID, sent.local_comm_id(), Stage::Req, 14))));
-    // 4.096 µs · 2^14 and the time that there was before.
+    // 4.096 µs · 2^14 and the previous time.
     peer.advance(16 * time);
     peer.expect_nothing();
     peer.advance(time);
@@ -181,7 +182,7 @@ fn case_112_silent_peer() {
     peer.context.disconnect(id).unwrap();
     peer.poll();
     take!(&mut peer, Rej);
-    // Nothing stays behind: there is room for far more attempts than there can be connections.
+    // Nothing is left: there is room for far more attempts than possible connections.
     let brief = parameters.cm_retries(0);
     for _ in 0..300 {
         let id = peer.context.connect(qp, to, &brief).unwrap();
@@ -191,7 +192,7 @@ fn case_112_silent_peer() {
     }
     assert_eq!(peer.context.next_timeout(), None);
 
-    // An accepted peer that never says that it is ready.
+    // An accepted peer that never confirms.
     listen(&mut peer, PortSpace::Tcp);
     peer.inject(mad(CmBody::Req(&req(&peer))));
     let id = request(&mut peer).id;
@@ -252,7 +253,7 @@ fn case_114_disconnect() {
     expect(&mut peer, CmEvent::Disconnected { id });
     peer.expect_state(QpState::Error);
     peer.expect_wc(1, WcStatus::WrFlushErr);
-    // Until late packets are gone the DREP can be had again, and neither end's names can be used anew.
+    // Until late packets are gone the DREP can be repeated, and the IDs and numbers of neither end can be reused.
     peer.inject(mad(CmBody::Dreq(&dreq)));
     take!(&mut peer, Drep);
     let path = req(&peer).primary_path;
@@ -278,7 +279,7 @@ fn case_114_disconnect() {
     peer.inject(mad(CmBody::Drep(&Drep::new(PEER_ID, rep.local_comm_id()))));
     expect(&mut peer, CmEvent::Disconnected { id });
 
-    // With its queue pair.
+    // By its queue pair.
     let (mut peer, ..) = accepted();
     let qp = peer.qp;
     peer.context.destroy_qp(qp).unwrap();
@@ -300,11 +301,11 @@ fn case_115_messages_of_others() {
     for message in strangers {
         peer.expect_refused(message, Counter::CmRxUnknown);
     }
-    // A connection that is over and forgotten is over for its peer too.
+    // A connection that has ended and was removed has ended for its peer too.
     peer.inject(mad(CmBody::Dreq(&Dreq::new(PEER_ID, ours ^ 1, qpn))));
     let (_, drep) = take!(&mut peer, Drep);
     assert_eq!((drep.local_comm_id(), drep.remote_comm_id()), (ours ^ 1, PEER_ID));
-    // The right ids, from another address.
+    // The correct IDs, from another address.
     let home = peer.address;
     peer.address.source = Gid::from("192.0.2.77".parse::<std::net::IpAddr>().unwrap());
     for message in [
@@ -317,7 +318,7 @@ fn case_115_messages_of_others() {
     peer.expect_state(QpState::Rts);
     expect_no_cm_event(&mut peer);
 
-    // A request that is under way can be refused by its peer only.
+    // A pending request can be rejected by its peer only.
     let (mut peer, id, sent) = connecting(&ConnectionParameters::default());
     let rej = Rej::new(0, sent.local_comm_id(), Stage::Req, RejectReason::CONSUMER);
     let home = peer.address;
@@ -355,7 +356,7 @@ fn case_116_addresses_that_are_none() {
         peer.inject(mad(CmBody::Req(&asked)));
         assert_eq!(take!(&mut peer, Rej).1.reason(), reason);
     }
-    // More than the interface has room for: the answer says what would do.
+    // More than the interface supports: the answer has the supported value.
     let mut small = Peer::with(Setup { state: QpState::Init, ..Setup::default() });
     listen(&mut small, PortSpace::Tcp);
     let mut asked = req(&small);
@@ -419,7 +420,7 @@ fn case_117_private_data_and_services() {
     assert_eq!((found.status(), found.qpn(), found.qkey()), (0, qpn, QKEY));
     assert_eq!((found.request_id(), found.service_id()), (PEER_ID, service_id));
     assert_eq!(found.private_data[..], pattern(136)[..]);
-    // A seeker that has not got the answer asks anew.
+    // A requester that has not received the answer sends it again.
     peer.inject(mad(CmBody::SidrReq(&seek)));
     let again = request(&mut peer);
     assert_ne!(again.id, came.id);
@@ -498,7 +499,7 @@ fn case_119_flood_of_requests() {
     assert_eq!(waiting, ListenConfig::default().per_source as usize);
     let rejects = peer.context.counters().value(Counter::CmTxRejects);
     println!("case 119: 100000 requests, {waiting} of them wait, {rejects} were refused");
-    // The connection that was there goes on.
+    // The existing connection continues.
     peer.post_recv(1, 8);
     let first = rep.starting_psn().value();
     peer.inject(packet(Opcode::RC_SEND_ONLY, first).payload(b"alive").ack_req());
@@ -509,7 +510,7 @@ fn case_119_flood_of_requests() {
     take!(&mut peer, Dreq);
 }
 
-/// UC has no RNR and no READs, and its queue pairs are connected all the same.
+/// UC has no RNR and no READs; its queue pairs can be connected too.
 #[test]
 fn unreliable_connections() {
     let mut peer = engine_of(QpType::Uc);
@@ -524,7 +525,7 @@ fn unreliable_connections() {
     assert_eq!((peer.query().dest_qpn, peer.query().sq_psn), (Some(PEER_QPN), Psn::new(PEER_SQ)));
 }
 
-/// The queue pair of a connection that is over is the application's, and a new connection's soon.
+/// The queue pair of an ended connection belongs to the application, and soon to a new connection.
 #[test]
 fn an_old_connection_does_not_end_the_next_one() {
     let (mut peer, old, rep) = accepted();
@@ -559,7 +560,7 @@ fn a_queue_pair_has_one_connection() {
     let to = service(&peer);
     let refused = peer.context.connect(peer.qp, to, &ConnectionParameters::default());
     assert!(matches!(refused, Err(ferroce::Error::Busy { kind: "QP", .. })), "{refused:?}");
-    // Without its queue pair the attempt is over.
+    // Without its queue pair the attempt has ended.
     let qp = peer.qp;
     peer.context.destroy_qp(qp).unwrap();
     peer.poll();
@@ -574,9 +575,9 @@ fn a_queue_pair_has_one_connection() {
     expect_no_cm_event(&mut peer);
 }
 
-/// Searches that were answered took the place of connections for 17 s each.
+/// Answered searches used to occupy the room of connections for 17 s each.
 #[test]
-fn answered_searches_are_forgotten() {
+fn answered_searches_are_removed() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     listen(&mut peer, PortSpace::Udp);
     let qp = peer.qp;

@@ -1,4 +1,4 @@
-//! The connection manager: how exchanges end, and which listener a request is for.
+//! The connection manager: the end of exchanges, and the listener of a request.
 
 use std::time::Duration;
 
@@ -35,14 +35,14 @@ fn timewait_ends_in_seconds() {
     expect(&mut peer, CmEvent::Disconnected { id });
     peer.advance(Duration::from_millis(2200));
     expect(&mut peer, CmEvent::TimewaitExit { id });
-    // A peer that has not heard our DREP hears it all the same.
+    // A peer that has not received the DREP gets it again.
     peer.inject(mad(CmBody::Dreq(&dreq)));
     take!(&mut peer, Drep);
 }
 
-/// A requester that gives up before it knows our id names its own.
+/// A requester that gives up before it knows the local ID uses its own.
 #[test]
-fn a_request_is_taken_back() {
+fn a_request_can_be_withdrawn() {
     let give_up = mad(CmBody::Rej(&Rej::new(PEER_ID, 0, Stage::Other, RejectReason::TIMEOUT)));
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
@@ -59,7 +59,7 @@ fn a_request_is_taken_back() {
     peer.expect_state(QpState::Error);
 }
 
-/// How long a request is kept is what its sender waits for us, and longer when we ask it to wait.
+/// A request is kept as long as its sender waits, and longer when it is asked to wait.
 #[test]
 fn a_request_is_kept_as_long_as_its_peer_waits() {
     let mut peer = engine();
@@ -80,9 +80,9 @@ fn a_request_is_kept_as_long_as_its_peer_waits() {
     take!(&mut peer, Rep);
 }
 
-/// A peer that began anew uses its queue pair numbers anew.
+/// A restarted peer reuses its queue pair numbers.
 #[test]
-fn a_dead_connection_makes_way() {
+fn a_dead_connection_is_replaced() {
     let (mut peer, id, _) = accepted();
     let mut anew = Req::new(
         9,
@@ -106,7 +106,7 @@ fn a_dead_connection_makes_way() {
     assert_ne!(request(&mut peer).id, id);
 }
 
-/// Nobody's address is answered, and what comes from there is nobody's.
+/// An unspecified address is not answered, and requests from it are invalid.
 #[test]
 fn requests_from_no_host() {
     let mut peer = engine();
@@ -120,7 +120,7 @@ fn requests_from_no_host() {
 }
 
 #[test]
-fn listeners_are_told_apart() {
+fn requests_reach_their_listener() {
     let mut peer = engine();
     let any = listen(&mut peer, PortSpace::Tcp);
     let config = ListenConfig::default().backlog(1).per_source(1);
@@ -141,7 +141,7 @@ fn listeners_are_told_apart() {
     more.private_data = req(&peer).private_data;
     peer.inject(mad(CmBody::Req(&more)));
     assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::NO_RESOURCES);
-    // With the listener go the requests that wait.
+    // The pending requests end with the listener.
     peer.context.unlisten(own).unwrap();
     peer.poll();
     assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::CONSUMER);
@@ -156,9 +156,9 @@ fn listeners_are_told_apart() {
     assert_eq!(peer.take_packets().len(), 2);
 }
 
-/// A peer that hears of the end before its ACK takes what was delivered for lost.
+/// A peer that is notified of the end before its ACK considers delivered messages lost.
 #[test]
-fn acks_go_before_the_end() {
+fn acks_are_sent_before_the_end() {
     let (mut peer, _, rep) = accepted();
     peer.post_recv(1, 8);
     let first = rep.starting_psn().value();

@@ -1,4 +1,4 @@
-//! The messages of the connection manager, with the peer's by hand: what its cases share.
+//! The messages of the connection manager, with the peer's written by the test: shared code of its cases.
 
 use std::net::SocketAddr;
 
@@ -16,13 +16,13 @@ use crate::peer::{PEER_QPN, Peer, Setup};
 
 /// The port of the engine's service, and that of the peer's.
 pub(crate) const PORT: u16 = 7471;
-/// What the peer calls its connection.
+/// The peer's ID of its connection.
 pub(crate) const PEER_ID: u32 = 0x5151_0001;
 /// Of the peer's requests.
 pub(crate) const TRANSACTION: u64 = 0x77;
-/// What QP1's datagrams carry.
+/// The Q_Key of QP1's datagrams.
 pub(crate) const QKEY_GSI: u32 = 0x8001_0000;
-/// The first PSNs that the peer and the scripts ask for.
+/// The first PSNs that the peer and the scripts request.
 pub(crate) const PEER_RQ: u32 = 0x1234;
 pub(crate) const PEER_SQ: u32 = 0x9876;
 
@@ -65,7 +65,7 @@ pub(crate) fn take_mad(peer: &mut Peer) -> [u8; MAD_LEN] {
     got.payload.as_slice().try_into().unwrap()
 }
 
-/// Takes the one MAD that the engine sent; it must be of that kind.
+/// Takes the one MAD that the engine sent; it must be of this kind.
 macro_rules! take {
     ($peer:expr, $kind:ident) => {{
         let bytes = $crate::g_exchange::take_mad($peer);
@@ -123,7 +123,7 @@ pub(crate) fn expect(peer: &mut Peer, event: CmEvent) {
     assert_eq!(peer.context.next_cm_event(), Some(event));
 }
 
-/// Nobody answers `id`, and nobody says why.
+/// No answer to `id`, and no error.
 #[track_caller]
 pub(crate) fn expect_silence(peer: &mut Peer, id: CmId) {
     let reason = Unreachable::Silent { peer: peer.address.source.to_ip().to_canonical() };
@@ -167,7 +167,7 @@ pub(crate) fn rtu(rep: &Rep) -> Rtu {
     Rtu::new(PEER_ID, rep.local_comm_id())
 }
 
-/// A connection that the peer asked for.
+/// A connection that the peer requested.
 pub(crate) fn accepted() -> (Peer, CmId, Rep) {
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
@@ -177,7 +177,7 @@ pub(crate) fn accepted() -> (Peer, CmId, Rep) {
     (peer, id, rep)
 }
 
-/// A connection that the engine asks for, as far as its request.
+/// A connection that the engine requests, up to its request.
 pub(crate) fn connecting(parameters: &ConnectionParameters<'_>) -> (Peer, CmId, Req) {
     let mut peer = engine();
     let to = service(&peer);

@@ -1,4 +1,4 @@
-//! G. The connection manager beside those who lie about where they are, and those who keep others waiting.
+//! G. The connection manager with peers that forge their address, and peers that delay others.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,22 +14,22 @@ use crate::peer::{Peer, QKEY, Setup};
 
 const STRANGER: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x77]);
 
-/// From now on the peer is a host that nobody would find.
+/// From now on the peer is a host that can't be resolved.
 fn as_stranger(peer: &mut Peer) {
     peer.address.source = Gid::from("192.0.2.77".parse::<IpAddr>().unwrap());
     peer.address.source_mac = STRANGER;
 }
 
-/// Who the frames are for that the engine sent.
+/// The destinations of the engine's frames.
 fn destinations(peer: &mut Peer) -> Vec<MacAddr> {
     let packets = peer.take_packets();
     packets.iter().map(|got| MacAddr(*got.frame.first_chunk().unwrap())).collect()
 }
 
-/// One REQ with the source address of a host that is not there, and `accept` asked the port for its
-/// hardware address: seconds in which the context did nothing for anybody else.
+/// After one REQ with the source address of a host that does not exist, `accept` used to resolve its hardware address: for
+/// seconds the context did nothing else.
 #[test]
-fn a_request_is_answered_where_it_came_from() {
+fn a_request_is_answered_to_its_source() {
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
     as_stranger(&mut peer);
@@ -40,13 +40,13 @@ fn a_request_is_answered_where_it_came_from() {
     peer.poll();
     let rep = peer.expect(Opcode::UD_SEND_ONLY, 0);
     assert_eq!(rep.frame[..6], STRANGER.0);
-    // So does what the connection sends.
+    // So do the connection's packets.
     assert_eq!(peer.query().address.unwrap().mac, Some(STRANGER));
 }
 
-/// The same for datagrams: neither the answer to a search nor that to a datagram asks anybody.
+/// The same for datagrams: neither the answer to a search nor that to a datagram causes a resolution.
 #[test]
-fn a_datagram_is_answered_where_it_came_from() {
+fn a_datagram_is_answered_to_its_source() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     listen(&mut peer, PortSpace::Udp);
     as_stranger(&mut peer);
@@ -65,9 +65,9 @@ fn a_datagram_is_answered_where_it_came_from() {
     assert_eq!(peer.resolved(), 0, "the port was asked for a way because of a packet");
 }
 
-/// No answer can go to a group or to nobody, and the port's own address comes from the port alone.
+/// No answer can be sent to a group or an unspecified address, and only the port itself has its address.
 #[test]
-fn requests_from_no_station() {
+fn requests_from_invalid_stations() {
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
     for mac in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 1], [0; 6]] {
@@ -78,16 +78,16 @@ fn requests_from_no_station() {
     peer.address.source = peer.address.destination;
     peer.expect_refused(mad(CmBody::Req(&req(&peer))), Counter::RxWrongAddress);
     expect_no_cm_event(&mut peer);
-    // A port that hears itself.
+    // A port that receives its own frames.
     peer.address.source_mac = peer.address.destination_mac;
     peer.inject(mad(CmBody::Req(&req(&peer))));
     let came = request(&mut peer);
     assert_eq!(came.peer.ip(), came.local.ip());
 }
 
-/// An answer to a datagram from no station asked the port for the way, as long as ARP takes.
+/// An answer to a datagram from an invalid station used to resolve the path, for the time of an ARP timeout.
 #[test]
-fn datagrams_from_no_station() {
+fn datagrams_from_invalid_stations() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     let (qp, home) = (peer.qp, peer.address.destination);
     let group = Gid::from_ipv4([239, 1, 1, 1].into());
@@ -104,7 +104,7 @@ fn datagrams_from_no_station() {
             peer.expect_refused(packet.clone(), Counter::RxWrongAddress);
         }
     }
-    // The port's own address comes from the port alone.
+    // Only the port itself has its address.
     (peer.address.destination, peer.address.source) = (home, home);
     peer.address.source_mac = STRANGER;
     peer.expect_refused(hello.clone(), Counter::RxWrongAddress);
@@ -113,7 +113,7 @@ fn datagrams_from_no_station() {
     assert_eq!(peer.expect_wc(1, WcStatus::Success).source_mac, Some(STRANGER));
 }
 
-/// An address that several VLANs have is answered on the one that the request came by.
+/// An address of several VLANs is answered on the VLAN of the request.
 #[test]
 fn a_request_is_answered_on_its_vlan() {
     let mut peer = engine();
@@ -131,7 +131,7 @@ fn a_request_is_answered_on_its_vlan() {
     assert_eq!(rep.frame[12..16], [0x81, 0, 0, 200]);
 }
 
-/// As long as the peer sends MRAs of 2.4 hours, for two minutes and no longer.
+/// The peer sends MRAs of 2.4 hours, for two minutes and no longer.
 #[track_caller]
 fn put_off(peer: &mut Peer, id: CmId, mra: Mra) {
     let second = Duration::from_secs(1);
@@ -147,23 +147,22 @@ fn put_off(peer: &mut Peer, id: CmId, mra: Mra) {
     }
     assert_eq!(take!(peer, Rej).1.reason(), ferroce::wire::cm::RejectReason::TIMEOUT);
     expect_silence(peer, id);
-    // The exchange is over, and so is what the MRA named.
+    // The exchange has ended, and the MRA's ID no longer exists.
     peer.expect_refused(mad(CmBody::Mra(&mra)), Counter::CmRxUnknown);
     assert_eq!(peer.context.next_timeout(), None);
 }
 
-/// `service_timeout` 31 is 2.4 hours, and a peer that sent it again and again kept `connect` for as long as
-/// it liked.
+/// `service_timeout` 31 is 2.4 hours; a peer that sent it repeatedly used to delay `connect` as long as it liked.
 #[test]
-fn a_connect_is_not_put_off_for_ever() {
+fn a_peer_can_not_delay_connect_forever() {
     let (mut peer, id, sent) = connecting(&ConnectionParameters::default());
     put_off(&mut peer, id, Mra::new(PEER_ID, sent.local_comm_id(), Stage::Req, 31));
     peer.expect_state(QpState::Init);
 }
 
-/// The same for a listener's half-open connections, and one MRA alone.
+/// The same for a listener's half-open connections, with only one MRA.
 #[test]
-fn an_acceptance_is_not_put_off_for_ever() {
+fn a_peer_can_not_delay_an_acceptance_forever() {
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
     let (id, rep) = accept(&mut peer);
@@ -182,9 +181,9 @@ fn an_acceptance_is_not_put_off_for_ever() {
     peer.expect_state(QpState::Error);
 }
 
-/// What the application itself has chosen is not cut short by a peer that asks for more.
+/// A time chosen by the application is not shortened by a peer that requests more.
 #[test]
-fn a_patient_application_stays_patient() {
+fn a_peer_can_not_shorten_the_applications_timeout() {
     // 16 messages, 17 s apart.
     let parameters = ConnectionParameters::default().cm_timeout(22);
     let (mut peer, id, sent) = connecting(&parameters);
@@ -198,10 +197,10 @@ fn a_patient_application_stays_patient() {
     expect_silence(&mut peer, id);
 }
 
-/// An ACK timeout of 0 kept a work request of the accepting end for ever, and one of 31 for 20 hours, once the peer
-/// was silent.
+/// With a silent peer, an ACK timeout of 0 used to keep a work request of the accepting end forever, and one of 31 for 20
+/// hours.
 #[test]
-fn a_peer_does_not_choose_that_nobody_misses_it() {
+fn a_peer_can_not_set_an_extreme_ack_timeout() {
     for timeout in [0, 31] {
         let mut peer = engine();
         listen(&mut peer, PortSpace::Tcp);

@@ -1,4 +1,4 @@
-//! Section H, second part: counters, notifications, neighbours, the ways of other cards.
+//! Section H, second part: counters, notifications, fairness, the behaviour of RNICs.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::pair::{self, Pair};
 use crate::peer::{Peer, RQ, SQ, Setup, pattern};
 use crate::switch::{REQUESTER, RESPONDER, link, remote};
 
-/// Known numbers of everything that is counted as an event, and nothing else counted beside.
+/// Known numbers of all counted events, and no other counts.
 #[test]
 fn case_124_counters_equal_events() {
     let (gaps, packets_behind, naks, implied, timeouts, flips, cnps) = (3, 5, 4, 6, 2, 7, 8);
     let mut peer = Peer::with(Setup { retry_count: 7, ..Setup::default() });
     let mut frames = 0;
-    // The responder's: packets beyond a gap.
+    // Of the responder: packets beyond a gap.
     peer.post_recv(99, 8);
     for gap in 0..gaps {
         for behind in 1..=packets_behind {
@@ -35,7 +35,7 @@ fn case_124_counters_equal_events() {
         frames += 1;
         peer.expect_ack(RQ + gap, gap + 1);
     }
-    // The requester's: NAKs, each with a new PSN, and each a second time to no effect.
+    // Of the requester: NAKs, each with a new PSN, and each repeated without effect.
     for n in 0..=naks {
         peer.post_write(n.into(), &[n as u8; 8]);
     }
@@ -53,7 +53,7 @@ fn case_124_counters_equal_events() {
     peer.inject(ack(SQ + naks, naks + 1));
     frames += 1;
     peer.expect_wc(naks.into(), Success);
-    // Responses that cannot be right: an ACK behind a READ that has no data yet.
+    // Invalid responses: an ACK after a READ that has no data yet.
     let mut psn = SQ + naks + 1;
     for n in 0..implied {
         peer.post_read(100 + n, 8);
@@ -91,7 +91,7 @@ fn case_124_counters_equal_events() {
         frames += 1;
     }
     peer.expect_nothing();
-    // All that was counted.
+    // The total of all counts.
     let sent = gaps * 2 + (naks + 1) + 2 * implied as u32 + 1 + resent;
     let wanted = [
         (Counter::SentPkts, sent),
@@ -110,8 +110,8 @@ fn case_124_counters_equal_events() {
     assert_eq!(counted, wanted);
 }
 
-/// A notification that comes beside a NAK, as ConnectX-5 and 6 send it, changes nothing about the
-/// NAK. (How many notifications a congested flow causes belongs to section F.)
+/// A notification next to a NAK, as ConnectX-5 and 6 send it, does not change the effect of the NAK. (How many
+/// notifications a congested flow causes belongs to section F.)
 #[test]
 fn case_125_cnp_beside_a_nak() {
     let cnp = || packet(Opcode::CNP, 0).payload(&[0; 16]);
@@ -136,7 +136,7 @@ fn case_125_cnp_beside_a_nak() {
         peer.expect_wc(1, Success);
         peer.expect_wc(2, Success);
     }
-    // Beside an RNR NAK it does not cut the wait short; and the responder's side is as it was.
+    // Next to an RNR NAK it does not shorten the wait; and the responder is unaffected.
     let mut peer = Peer::new();
     peer.post_send(1, b"wait");
     peer.expect(Opcode::RC_SEND_ONLY, SQ);
@@ -154,8 +154,8 @@ fn case_125_cnp_beside_a_nak() {
     assert_eq!(peer.query(), before);
 }
 
-/// Fifteen clean queue pairs beside one that loses every twentieth packet, at 100 Gb/s. That one has
-/// sixteen times as much to send as each of the others.
+/// Fifteen loss-free queue pairs and one that loses every twentieth packet, at 100 Gb/s. That one has sixteen times as much
+/// to send as each of the others.
 #[test]
 fn case_126_one_lossy_queue_pair() {
     let clean = goodput_beside(None);
@@ -173,18 +173,18 @@ fn case_126_one_lossy_queue_pair() {
     assert!(ratio >= 0.95, "{ratio}");
     assert!(beside_loss.other > 0, "the lossy one gets on, too");
     assert!(beside_loss.other < clean.other / 2, "the loss was to be felt");
-    // Each has its share, and who has much to send takes turns: all of it in one go would be more
-    // than all the others have under way.
+    // Each has its share, and a sender with much data takes turns: all of it at once would exceed the packets in flight of
+    // all others.
     for goodput in [clean, beside_loss] {
         assert!(goodput.least * 16 > goodput.clean, "{goodput:?}");
         assert!(goodput.other < goodput.clean, "{goodput:?}");
     }
 }
 
-/// Packets' worth of complete messages in 4 ms.
+/// The packets of complete messages in 4 ms.
 #[derive(Debug)]
 struct Goodput {
-    /// Of queue pairs 1 to 15 together, and of the worst of them.
+    /// Of queue pairs 1 to 15 together, and of the slowest of them.
     clean: u64,
     least: u64,
     /// Of queue pair 0.
@@ -230,9 +230,8 @@ fn goodput_beside(one_in: Option<u64>) -> Goodput {
     Goodput { clean: clean.iter().sum(), least: clean.into_iter().min().unwrap_or(0), other }
 }
 
-/// What ConnectX cards put on the wire and rdma_rxe does not: MigReq 1, credit 0 in ACKs, source
-/// ports of their own. First a packet that one has sent, then a conversation in which the peer does
-/// all of that.
+/// Properties of packets of ConnectX cards that rdma_rxe's do not have: MigReq 1, credit 0 in ACKs, varying source ports.
+/// First a captured packet, then an exchange in which the peer does all of that.
 #[test]
 fn case_128_connectx() {
     connectx_capture();
@@ -241,13 +240,13 @@ fn case_128_connectx() {
     }
 }
 
-/// The CNP of a ConnectX-4 Lx, byte for byte (TV3 of docs/protocol.md §3): source port 0, DSCP 48. Of
-/// two RoCE v1 frames of such cards docs/protocol.md has the ICRC alone.
+/// The CNP of a ConnectX-4 Lx, byte for byte (TV3 of docs/protocol.md §3): source port 0, DSCP 48. For two RoCE v1 frames
+/// of such cards docs/protocol.md has only the ICRC.
 fn connectx_capture() {
     const CAPTURE: &str = "e41d2dab2bc27cfe90643b320800 45c2003c718c4000401191610a0011010a001201
         000012b700280000 8100ffff4000011800000000 00000000000000000000000000000000 82fd002a";
     let frame = hex(CAPTURE);
-    // A port with the address that it was sent to, and a queue pair of the sender's as its peer.
+    // A port with the destination address, and a queue pair with the sender as its peer.
     let network = SimNetwork::new(1, LinkConfig::default()).unwrap();
     let mut sender = network.port(&[[10, 0, 17, 1].into()]);
     let port = network.port(&[[10, 0, 18, 1].into()]);
@@ -274,7 +273,7 @@ fn connectx_capture() {
         PacketDriver::tx_burst(&mut sender, Nanos(1), &mut send).unwrap();
         context.poll(Nanos(1)).unwrap();
     };
-    // As it is: accepted by every check up to the queue pair, whose number is its own.
+    // Unchanged: accepted by every check before the queue pair, whose number does not exist.
     inject(&mut context, &frame);
     assert_eq!(context.counters().value(Counter::RcvdPkts), 1);
     assert_eq!(context.counters().value(Counter::RxUnknownQp), 1);
@@ -290,7 +289,7 @@ fn connectx_capture() {
 fn connectx_conversation(mig_req: bool, credits: [u8; 4]) {
     let mut peer = Peer::new();
     let mut ports = [0u16, 1, 0xc123, 0xffff].into_iter().cycle();
-    // Each packet from another port than the last.
+    // Each packet has another source port.
     let mut say = |peer: &mut Peer, script: Script| {
         let source_port = ports.next().unwrap();
         peer.address.encapsulation = Encapsulation::RoceV2 { source_port };
@@ -300,8 +299,8 @@ fn connectx_conversation(mig_req: bool, credits: [u8; 4]) {
     let data = pattern(600);
     let (mut sq, mut rq) = (SQ, RQ);
     for round in 0..20 {
-        // The engine's SEND and WRITE, each acknowledged with few credits or none, and more of them
-        // than there were ever credits for.
+        // The engine's SEND and WRITE, each acknowledged with few credits or none, and more of them than the total of
+        // credits.
         for id in 0..6 {
             peer.post_send(id, &data);
         }
@@ -317,7 +316,7 @@ fn connectx_conversation(mig_req: bool, credits: [u8; 4]) {
             peer.expect_wc(id, Success);
             sq += 3;
         }
-        // Its READ, with credits in the answer as well.
+        // Its READ, with credits in the response as well.
         let mr = peer.post_read(7, 300);
         peer.expect(Opcode::RC_READ_REQUEST, sq);
         let response = |opcode, psn, bytes: &[u8]| packet(opcode, psn).aeth(credits[0], round).payload(bytes);

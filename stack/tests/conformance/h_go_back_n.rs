@@ -1,5 +1,4 @@
-//! Section H, first part: go-back-N as a switch between two network cards sees it (after Lumina's
-//! checks), in virtual time.
+//! Section H, first part: go-back-N as seen by a switch between two RNICs (after Lumina's checks), in virtual time.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use crate::pair::{Pair, Setup};
 use crate::peer::pattern;
 use crate::switch::{Log, REQUESTER, RESPONDER, Seen, distance, link, remote, run, take_completions};
 
-/// Go-back-N as its responder shows it.
+/// Go-back-N of a responder.
 #[test]
 fn case_120_gbn_check() {
     const DELAY: Duration = Duration::from_micros(3);
@@ -22,7 +21,7 @@ fn case_120_gbn_check() {
     let mut pair = Pair::new(1, link(DELAY), setup);
     let mut dice = Random::new(120);
     let log = Log::of(&pair, move |_, _| dice.below(50) == 0);
-    // No more under way than the port hands over in one poll.
+    // No more in flight than the port delivers in one poll.
     run(&mut pair, 6000, |[a, b], n| {
         let to = remote(b);
         let length = 1 + (n * 379 % 2048) as u32;
@@ -35,8 +34,7 @@ fn case_120_gbn_check() {
         }
     });
 
-    // In the order in which the responder sees and does things: what arrives at a time goes before
-    // what leaves at it.
+    // In the order of the responder's view: arrivals at a time are before departures at the same time.
     let mut seen = log.take();
     let time = |seen: &Seen| match seen.from {
         REQUESTER => (seen.got.at + DELAY, 0),
@@ -84,8 +82,7 @@ fn case_120_gbn_check() {
     assert!(naks > 200 && acks > 500, "{naks} NAKs, {acks} ACKs");
 }
 
-/// A READ whose response loses packets: it is asked for again from the first that is missing, and
-/// answered from there.
+/// A READ whose response loses packets: it is requested again from the first missing one, and answered from there.
 #[test]
 fn case_121_read_gbn_check() {
     const DELAY: Duration = Duration::from_micros(3);
@@ -113,7 +110,7 @@ fn case_121_read_gbn_check() {
         assert_eq!(a.context.bytes(a.mr).unwrap()[..length as usize], data[..length as usize]);
 
         let mut seen = log.take();
-        // As the requester sees and does things.
+        // In the order of the requester's view.
         seen.sort_by_key(|seen| match seen.from {
             RESPONDER => (seen.got.at + DELAY, 0),
             _ => (seen.got.at, 1),
@@ -134,8 +131,8 @@ fn case_121_read_gbn_check() {
             assert_eq!((reth.va(), reth.length()), (from_address(from_of(&pair), skipped), length - skipped));
             resumed += u32::from(skipped > 0);
         }
-        // As the responder sees and does things: after a request the answer begins at its PSN, with
-        // First or Only, and goes on without a gap.
+        // In the order of the responder's view: after a request the response starts at its PSN, with First or Only, and
+        // continues without a gap.
         seen.sort_by_key(|seen| match seen.from {
             REQUESTER => (seen.got.at + DELAY, 0),
             _ => (seen.got.at, 1),
@@ -166,16 +163,16 @@ fn case_121_read_gbn_check() {
     }
 }
 
-/// How long it takes from the packet that shows a gap to the NAK, and from the NAK to the first
-/// packet that is sent again. Both ends are polled at random, 0.1 to 2 µs apart, and each answers
-/// in the poll that finds the cause: no latency is longer than the time between two polls.
+/// The time from the packet that reveals a gap to the NAK, and from the NAK to the first retransmitted packet. Both ends
+/// are polled at random, 0.1 to 2 µs apart, and each answers in the poll that finds the cause: no latency exceeds the time
+/// between two polls.
 #[test]
 fn case_122_nak_latencies() {
     const DELAY: Duration = Duration::from_nanos(5_300);
     const LONGEST_PAUSE: u64 = 2000;
     const MESSAGES: u64 = 100_000;
     let mut pair = Pair::new(1, link(DELAY), Setup::default());
-    // One packet in thirty is lost, the first time that it is sent.
+    // One packet in thirty is lost, at its first transmission.
     let mut newest = None;
     let mut dice = Random::new(122);
     let log = Log::of(&pair, move |from, got| {
@@ -204,7 +201,7 @@ fn case_122_nak_latencies() {
         assert!(now.0 < 1 << 40, "{completed} completed");
     }
 
-    /// A loss, when it showed at the responder, and when its NAK came to the requester.
+    /// A loss, when the responder detected it, and when the requester received its NAK.
     struct Loss {
         psn: u32,
         shows: Option<Nanos>,
@@ -215,7 +212,7 @@ fn case_122_nak_latencies() {
     for Seen { from, lost, got } in log.take() {
         if lost {
             losses += 1;
-            // One behind another does not show before that one is mended.
+            // A later one is detected only after the earlier one was repaired.
             if missing.is_empty() {
                 oldest = Some(Loss { psn: got.psn(), shows: None, nak: None });
             }
@@ -250,7 +247,7 @@ fn case_122_nak_latencies() {
     }
 }
 
-/// Each kind of loss in a message of eight packets, and the loss of what is sent to mend it.
+/// Each kind of loss in a message of eight packets, and the loss of retransmissions.
 #[test]
 fn case_123_single_losses() {
     // Which packets of the message are lost, and how often.
@@ -296,7 +293,7 @@ fn case_123_single_losses() {
                 Operation::Write => a.post_send(1, SendOp::Write(to), 0, data.len() as u32),
                 _ => a.post_send(1, SendOp::Read(to), 0, data.len() as u32),
             }
-            // And one behind it.
+            // And one after it.
             a.post_send(2, SendOp::Write(RemoteAddress { addr: to.addr + 65536, ..to }), 0, 8);
             while pair.step() {}
             let what = format!("{operation:?}, {name}");

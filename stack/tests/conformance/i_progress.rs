@@ -1,4 +1,4 @@
-//! Cases 133 to 136: no stale byte, no list that changes, all of the numbers, and every work request ends.
+//! Cases 133 to 136: no stale byte, no changing list, all message numbers, and every work request completes.
 
 use std::collections::HashSet;
 use std::hint::black_box;
@@ -23,10 +23,10 @@ use crate::packet::{
 use crate::pairs::{Pairs, QPS, ports};
 use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, RQ, SQ, Setup, pattern, sge};
 
-/// Every kind of packet that the engine sends, from buffers and memory full of other things.
+/// Every kind of packet that the engine sends, from buffers and memory with other contents.
 fn emissions(frames: u8, memory: u8) -> Vec<Got> {
     let mut sent = Vec::new();
-    // Messages lie at byte 100 of regions whose other bytes are nobody's business.
+    // Messages are at byte 100 of regions whose other bytes must not matter.
     let region = |peer: &mut Peer, length: usize| -> (Mr, Sge) {
         let mut bytes = vec![memory; 100 + length + 100];
         bytes[100..100 + length].copy_from_slice(&pattern(length));
@@ -101,7 +101,7 @@ fn emissions(frames: u8, memory: u8) -> Vec<Got> {
         peer.inject(packet(Opcode::RC_SEND_ONLY, psn + 5));
         peer.inject(packet(Opcode::RC_READ_REQUEST, psn + 5).reth(0, RKey::new(!key.value()), 8));
         sent.extend(peer.take_packets());
-        // The end of it all, by the key that was wrong.
+        // The end, caused by the invalid key.
         peer.expect_event(Event::QpAccessErr(peer.qp));
         while peer.context.poll_cq(peer.cq).unwrap().is_some() {}
     }
@@ -157,7 +157,7 @@ fn case_133_no_stale_byte_leaves() {
         let end = got.frame.len() - 4;
         assert!(got.frame[end - got.bth.pad()..end].iter().all(|byte| *byte == 0), "pad of {got}");
     }
-    // All that there is, but for congestion notifications, which are to come.
+    // All kinds except congestion notifications.
     let kinds: HashSet<Opcode> = sent.iter().map(|got| got.opcode).collect();
     let missing: Vec<Opcode> = opcodes().filter(|o| *o != Opcode::CNP && !kinds.contains(o)).collect();
     assert!(missing.is_empty(), "never sent: {missing:?}");
@@ -167,7 +167,7 @@ fn case_133_no_stale_byte_leaves() {
     let all = [0x1f, NAK_SEQUENCE, NAK_INVALID, NAK_ACCESS, NAK_OPERATIONAL, NAK_RNR | 12];
     assert_eq!(syndromes, HashSet::from(all));
 
-    // What the application finds: its own bytes behind the message, zeros before an IPv4 header.
+    // The application sees its own bytes after the message, and zeros before an IPv4 header.
     let mut peer = Peer::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
     let mr = peer.post_recv(1, 64);
     peer.bytes_mut(mr).fill(0x5a);
@@ -185,9 +185,9 @@ fn case_133_no_stale_byte_leaves() {
     assert_eq!(peer.bytes(mr), expected);
 }
 
-/// The rings that an application and the engine share hold copies, made when a request is posted: no
-/// list, inline byte or memory that changes afterwards breaks a packet. (Frames are borrowed from the
-/// driver for one call, alone: no safe driver can change one under the engine.)
+/// The rings shared by an application and the engine hold copies, made when a request is posted: no later change of a list,
+/// inline bytes or memory corrupts a packet. (Frames are borrowed from the driver only for one call: no safe driver can
+/// change one during processing.)
 #[test]
 fn case_134_posted_lists_change_under_the_engine() {
     let mut peer = Peer::new();
@@ -202,8 +202,7 @@ fn case_134_posted_lists_change_under_the_engine() {
     let mut receive = [sge(target, 8)];
     peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id: 3, sges: &receive }).unwrap();
     black_box(&mut receive)[0] = sge(other, 1);
-    // Memory that changes between the packets of a message, and before they are sent again, changes
-    // what they carry and nothing else.
+    // If memory changes between the packets of a message, or before a retransmission, only their payload changes.
     let mut sent = Vec::new();
     for round in 0..40u8 {
         peer.take_at_most(0);
@@ -233,14 +232,14 @@ fn case_134_posted_lists_change_under_the_engine() {
     assert_eq!((peer.bytes(target), peer.bytes(other)), (&[7; 8][..], &[0xee; 600][..]));
 }
 
-/// A port that loses one of so many frames that it sends, and reads the MSN of the others.
+/// A port that loses one in this many frames that it sends, and reads the MSN of the others.
 struct Losing {
     port: loopback::Loopback,
     one_of: u64,
     seen: Arc<Seen>,
 }
 
-/// What ports have seen of the packets that they sent.
+/// Records of the ports about the packets sent.
 #[derive(Default)]
 struct Seen {
     frames: AtomicU64,
@@ -275,8 +274,8 @@ impl Wrapper for Losing {
     }
 }
 
-/// More than 2²⁴ messages over one connection that loses packets: PSNs and MSN go all the way round.
-/// The model is arithmetic: each message has one PSN, and was counted once.
+/// More than 2²⁴ messages over one connection that loses packets: PSNs and MSNs wrap. The model is arithmetic: each message
+/// has one PSN, and is counted once.
 #[test]
 fn case_135_psn_and_msn_go_round() {
     const MESSAGES: u64 = (1 << 24) + 5000;
@@ -290,7 +289,7 @@ fn case_135_psn_and_msn_go_round() {
     let (mut posted, mut completed) = (0u64, 0);
     while completed < MESSAGES {
         while posted < MESSAGES && posted - completed < 120 {
-            // One of 64 tells what it has found, and so how many of them were executed before.
+            // One in 64 returns the number of messages executed before.
             if posted % 64 == 63 {
                 pairs.post(0, posted, SendOp::FetchAdd { remote, add: 1 }, posted / 64 % 16);
             } else {
@@ -318,7 +317,7 @@ fn case_135_psn_and_msn_go_round() {
 
 #[test]
 fn case_136_every_work_request_ends_once() {
-    // The peer dies in the middle of its answer to a READ.
+    // The peer dies within its response to a READ.
     let mut peer = Peer::with(Setup { retry_count: 2, timeout: 8, ..Setup::default() });
     for wr_id in [10, 11] {
         peer.post_recv(wr_id, 8);
@@ -338,7 +337,7 @@ fn case_136_every_work_request_ends_once() {
     assert_eq!(peer.take_packets().len(), 2 * 2, "READ and SEND, twice again");
     drop(peer.context.deregister(read).unwrap());
 
-    // It dies while it reads from here: nothing of that keeps memory or queue pair.
+    // It dies during its READ from here: this must not keep memory or the queue pair.
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(2048));
     let key = peer.remote(mr).rkey;
@@ -350,7 +349,7 @@ fn case_136_every_work_request_ends_once() {
     peer.take_at_most(usize::MAX);
     peer.expect_nothing();
 
-    // Queue pairs that end in the middle of traffic, by every way there is.
+    // Queue pairs that end during traffic, in every possible way.
     for round in 0..60u64 {
         let mut pairs = Pairs::new();
         let mut open: HashSet<(usize, u64)> = HashSet::new();
@@ -375,7 +374,7 @@ fn case_136_every_work_request_ends_once() {
         for _ in 0..round % 6 {
             end(&mut open, pairs.poll_any());
         }
-        // What is in use stays.
+        // Objects in use stay.
         assert!(matches!(pairs.requester.destroy_cq(pairs.cq), Err(Error::Busy { kind: "CQ", .. })));
         assert_eq!(pairs.requester.deregister(pairs.results).is_err(), !open.is_empty());
         if open.is_empty() {
@@ -396,7 +395,7 @@ fn case_136_every_work_request_ends_once() {
             }
         }
         assert!(open.is_empty(), "never ended: {open:?}");
-        // Nothing holds anything any more.
+        // No references are left.
         for qp in &pairs.qps[1..] {
             pairs.requester.destroy_qp(*qp).unwrap();
         }

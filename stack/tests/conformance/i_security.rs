@@ -1,4 +1,4 @@
-//! Section I: security (docs/protocol.md §9). What is not a case is in `stack/tests/security`.
+//! Section I: security (docs/protocol.md §9). Tests without a case number are in `stack/tests/security`.
 
 use std::collections::HashMap;
 
@@ -54,8 +54,8 @@ fn case_129_keys_and_queue_pair_numbers_are_random() {
     assert_ne!((own(), own()), (own(), own()));
 }
 
-/// Every bit and every byte uniform, no value depending on the one before, and none coming back
-/// before 4096 others were given up. (Five standard deviations each; the seed is fixed.)
+/// Every bit and every byte is uniform, no value depends on the previous one, and none is reused before 4096 others were
+/// retired. (Five standard deviations each; the seed is fixed.)
 fn expect_random(values: &[u32], bits: u32) {
     let n = values.len() as f64;
     let is_half = |count: usize, what: &str| {
@@ -86,10 +86,10 @@ fn expect_random(values: &[u32], bits: u32) {
     }
 }
 
-/// What FLUSHes ask for here.
+/// The parameters of FLUSHes here.
 pub(crate) const VISIBLE: FlushType = FlushType { global_visibility: true, persistence: false };
 
-/// A packet of this kind in which nothing is wrong, with as much payload as it may have.
+/// A valid packet of this kind, with the longest payload.
 pub(crate) fn well_formed(opcode: Opcode, psn: u32, key: RKey) -> Script {
     let length = match opcode.payload() {
         PayloadRule::Full => 256,
@@ -116,7 +116,7 @@ pub(crate) fn opcodes() -> impl Iterator<Item = Opcode> + Clone {
     (0..=255).filter_map(Opcode::from_byte)
 }
 
-/// Connects the queue pair, which is in INIT, from another row of the GID table.
+/// Connects the queue pair, which is in INIT, from another GID table entry.
 pub(crate) fn connect_from(peer: &mut Peer, sgid_index: usize) {
     let [_, mut receive, send] = peer.transitions(&Setup::default());
     if let Transition::ReadyToReceive(attributes) = &mut receive {
@@ -135,7 +135,7 @@ fn case_130_spoofed_packets_change_nothing() {
         let received = peer.post_recv(1, 512);
         let mut results = Vec::new();
         if qp_type == QpType::Rc {
-            // One request of each kind that a response could be forged for.
+            // One request of each kind for which a response could be forged.
             peer.post_send(2, b"outstanding");
             results.push(peer.post_read(3, 256));
             let word = peer.memory(&[0; 8]);
@@ -167,7 +167,7 @@ fn case_130_spoofed_packets_change_nothing() {
         assert_eq!(peer.bytes(target), pattern(64));
         assert_eq!(peer.bytes(received), [0; 512]);
         assert!(results.iter().all(|mr| peer.bytes(*mr).iter().all(|byte| *byte == 0)));
-        // The lawful peer goes on as if nothing had been.
+        // The real peer continues as if nothing had happened.
         peer.address = right;
         if qp_type == QpType::Rc {
             peer.inject(ack(SQ, 1));
@@ -184,7 +184,7 @@ fn case_130_spoofed_packets_change_nothing() {
         assert_eq!(peer.expect_wc(1, Success).byte_len, 6);
     }
 
-    // Datagrams may come from anywhere; what guards them is the Q_Key.
+    // Datagrams may have any source; the Q_Key protects.
     let mut peer = Peer::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
     let received = peer.post_recv(1, 512);
     let key = RKey::new(1);
@@ -202,7 +202,7 @@ fn case_130_spoofed_packets_change_nothing() {
                 peer.address = right;
             }
             Service::Cnp => peer.expect_dropped(frame, Counter::RpCnpIgnored),
-            // Unknown to whoever has not agreed on it.
+            // Unknown without negotiation.
             _ if opcode == Opcode::SELECTIVE_ACKNOWLEDGE => {
                 peer.expect_dropped(frame, Counter::RxUnknownOpcode);
             }
@@ -211,7 +211,7 @@ fn case_130_spoofed_packets_change_nothing() {
     }
     assert_eq!(peer.bytes(received), [0; 512]);
 
-    // A queue pair of one VLAN hears no other.
+    // A queue pair of one VLAN receives from no other.
     let mut peer = Peer::with(Setup { state: QpState::Init, ..Setup::default() });
     let entry = GidEntry::new(peer.address.destination).vlan(5);
     let index = peer.context.add_gid(entry).unwrap();
@@ -233,7 +233,7 @@ fn case_131_random_packets() {
     let seed = std::env::var("FERROCE_SEED").map_or(7, |seed| seed.parse().unwrap());
     println!("replay: FERROCE_SEED={seed} cargo test -p ferroce --test conformance case_131 -- --nocapture");
     use Counter as C;
-    // That so many packets do nothing bad says something only if they get so far.
+    // This many harmless packets mean something only if they are processed far.
     let everywhere = [C::RxIcrcEncapsulated, C::RxLengthErrors, C::RxUnknownOpcode, C::RxWrongService];
     let rc = [
         C::DuplicateRequest,

@@ -1,4 +1,4 @@
-//! Section J: memory of a device, whose copies end later. What a peer is told must be there.
+//! Section J: device memory, whose copies end later. Acknowledged or completed data must be there.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use ferroce::{Access, Mr, QpState, ReceiveWorkRequest, SendOp, Sge, WcStatus, Wo
 use crate::packet::{Got, ack, packet, read_response};
 use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, pattern, sge};
 
-/// Memory of a device whose copies all end at once or late, as this says.
+/// Memory of a device with this behaviour: copies end immediately or late.
 fn device_memory(peer: &mut Peer, strict: &Strict) -> Mr {
     let memory = strict.clone().open().unwrap().allocate(4096).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
@@ -27,14 +27,14 @@ fn bytes(peer: &Peer, mr: Mr, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What has been told: packets of the engine, and completions.
+/// The packets and completions of the engine.
 #[derive(Default)]
 struct Told {
     packets: Vec<Got>,
     completions: Vec<WorkCompletion>,
 }
 
-/// Lets time pass until `is_enough` says so. Whenever something was told, it sees the bytes as they are then.
+/// Advances time until `is_enough` returns true. After each packet or completion it sees the current bytes.
 fn until(peer: &mut Peer, mut is_enough: impl FnMut(&Peer, &Told) -> bool) -> Told {
     let mut told = Told::default();
     for _ in 0..2000 {
@@ -51,7 +51,7 @@ fn until(peer: &mut Peer, mut is_enough: impl FnMut(&Peer, &Told) -> bool) -> To
     panic!("not told in 20 ms; only {packets:?}, {:?}", told.completions);
 }
 
-/// That the one completion is this.
+/// Checks the only completion.
 fn check_completion(told: &Told, wr_id: u64, status: WcStatus) {
     let completions: Vec<_> = told.completions.iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(completions, [(wr_id, status)]);
@@ -60,7 +60,7 @@ fn check_completion(told: &Told, wr_id: u64, status: WcStatus) {
 #[test]
 fn case_137_acknowledgements_follow_what_is_visible() {
     let data = pattern(600);
-    // Alone; with a READ of it behind it, and with one of other bytes, whose response acknowledges all before it.
+    // Alone; with a READ of it after it, and with one of other bytes, whose response acknowledges everything before it.
     for read_at in [None, Some(8), Some(2000)] {
         let mut peer = Peer::new();
         let mr = device_memory(&mut peer, &late());
@@ -93,7 +93,7 @@ fn case_137_acknowledgements_follow_what_is_visible() {
                 let expected = if read_at == Some(8) { &data[..200] } else { &[0; 200] };
                 assert_eq!(packet.payload, expected);
             }
-            // The MSN tells of the WRITE too, and of the READ.
+            // The MSN includes the WRITE, and the READ.
             let (syndrome, msn) = aeth(packet);
             assert!(syndrome == Syndrome::ACK.byte() && (1..=2).contains(&msn), "{packet}");
         }
@@ -140,7 +140,7 @@ fn case_138_receives_complete_when_their_bytes_are_visible() {
 
 #[test]
 fn case_139_a_copy_that_fails_ends_the_work_at_both_ends() {
-    // What was to be written: the peer gets a NAK for it, and nothing is acknowledged.
+    // Data to write: the peer gets a NAK for it, and nothing is acknowledged.
     let mut peer = Peer::new();
     let mr = device_memory(&mut peer, &Strict::default().fails_one_in(1));
     let remote = peer.remote(mr);
@@ -152,7 +152,7 @@ fn case_139_a_copy_that_fails_ends_the_work_at_both_ends() {
     while peer.context.next_event().is_some() {}
     peer.forget_allocations();
 
-    // What was to be sent: nothing leaves, and the work request says so.
+    // Data to send: nothing is sent, and the work request fails.
     let mut peer = Peer::new();
     let mr = device_memory(&mut peer, &Strict::default().fails_one_in(1));
     peer.post(9, SendOp::Write(REMOTE), &[sge(mr, 64)]);
@@ -163,7 +163,7 @@ fn case_139_a_copy_that_fails_ends_the_work_at_both_ends() {
     peer.forget_allocations();
 }
 
-/// After a queue pair's first use of it, nothing is allocated for memory of a device.
+/// After a queue pair's first use of device memory, nothing is allocated for it.
 #[test]
 fn staging_is_allocated_once() {
     let mut peer = Peer::new();
@@ -189,9 +189,10 @@ fn staging_is_allocated_once() {
     }
 }
 
-/// Each time the peer asks for more or less of a READ again, it gets that, be copies for what it asked before under way or not.
+/// Each time the peer requests another part of a READ, it gets that part, whether copies for its earlier requests are
+/// outstanding or not.
 #[test]
-fn repeats_of_a_read_are_answered_as_they_are_asked() {
+fn repeated_reads_get_the_requested_part() {
     let mut peer = Peer::new();
     let mr = device_memory(&mut peer, &Strict::default().latest(Duration::from_micros(50)));
     let (data, remote) = (pattern(1000), peer.remote(mr));
@@ -208,7 +209,7 @@ fn repeats_of_a_read_are_answered_as_they_are_asked() {
     peer.inject(read(3, 600, 256));
     assert_eq!(answers(&mut peer, 1), [(3, data[600..856].to_vec())]);
     for asked_before in [256, 512, 600] {
-        // Copies are started for this, and for the READ behind it.
+        // Copies are started for this, and for the READ after it.
         peer.inject(read(0, 0, asked_before));
         peer.inject(read(3, 600, 256));
         peer.inject(read(0, 0, 600));
@@ -220,9 +221,9 @@ fn repeats_of_a_read_are_answered_as_they_are_asked() {
     peer.forget_allocations();
 }
 
-/// Peers that ask for much, and for less again before they have it, leave no chunk behind.
+/// Peers that request much, and then less before they have it, leak no chunk.
 #[test]
-fn what_was_gathered_for_an_answer_is_given_back() {
+fn chunks_gathered_for_a_response_are_released() {
     let setup = Setup { config: |config| config.staging_chunks(4), ..Setup::default() };
     let mut peer = Peer::with(setup);
     let other = peer.another_qp(&setup);

@@ -1,8 +1,8 @@
 //! Conformance cases: an engine against a scripted peer, in virtual time.
 //!
-//! A case is named after its number in the list of the README beside this file, and reads as a
-//! script: post this, expect exactly these packets, inject those, expect these completions. What
-//! is neither expected nor taken (a packet, a completion, an event) fails the case at its end.
+//! A case is named after its number in the list of the README in this directory, and reads as a script: post this, expect
+//! exactly these packets, inject those, expect these completions. Anything neither expected nor taken (a packet, a
+//! completion, an event) fails the case at its end.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::fs;
@@ -39,13 +39,13 @@ mod selective;
 mod selective_sender;
 mod switch;
 
-/// Cases that have no test here, and why.
+/// Cases without a test here, and why.
 const PENDING: [(RangeInclusive<u32>, &str); 2] = [
     (109..=109, "needs the kernel's connection manager: tools/tests/rxe"),
     (127..=127, "needs the kernel's rdma_rxe: tools/tests/rxe"),
 ];
 
-/// Every case is one test and one row of the README, or pending in both lists.
+/// Every case has one test and one row of the README, or is pending in both lists.
 #[test]
 fn every_case_has_one_test_and_one_row() {
     let tests = tests();
@@ -86,7 +86,7 @@ fn every_case_has_one_test_and_one_row() {
     println!("conformance: {} of {CASES} cases have a test; pending: {}", tests.len(), reasons.join(", "));
 }
 
-/// A mutation (`./do mutations cases`) whose lines have changed would be missed only when it is run.
+/// A mutation (`./do mutations cases`) whose lines have changed would otherwise be noticed only when it is run.
 #[test]
 fn each_mutation_finds_what_it_replaces() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -99,7 +99,7 @@ fn each_mutation_finds_what_it_replaces() {
         let replaced: Vec<&str> = changes.lines().filter_map(|line| line.strip_prefix('-')).collect();
         let source = lines(&fs::read_to_string(root.join(file)).unwrap());
         let replaced = lines(&replaced.join("\n"));
-        // A mutation may begin and end within a line.
+        // A mutation may start and end within a line.
         assert_eq!(source.matches(replaced.trim_end()).count(), 1, "{title}: {replaced}");
     }
     assert!(mutations.len() > 40, "{} mutations", mutations.len());

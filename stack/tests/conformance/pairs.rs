@@ -1,4 +1,4 @@
-//! Two real contexts in place of a script: for cases that are about many packets.
+//! Two real contexts instead of a script: for cases about many packets.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use crate::peer::all_access;
 /// Queue pairs between the two.
 pub(crate) const QPS: usize = 8;
 
-/// A requester and a responder, joined by queue pairs.
+/// A requester and a responder, connected by queue pairs.
 pub(crate) struct Pairs {
     pub(crate) requester: Context,
     pub(crate) responder: Context,
     pub(crate) cq: Cq,
     pub(crate) qps: Vec<Qp>,
     pub(crate) responder_qps: Vec<Qp>,
-    /// What atomics return: 16 words for each queue pair.
+    /// The results of atomics: 16 words for each queue pair.
     pub(crate) results: Mr,
-    /// What they work on.
+    /// The words that they change.
     pub(crate) words: Mr,
     now: Nanos,
     /// The last turn moved no frame.
@@ -37,7 +37,7 @@ impl Pairs {
         Pairs::over([Box::new(a), Box::new(b)])
     }
 
-    /// On ports of the caller's.
+    /// On the caller's ports.
     pub(crate) fn over(ports: [Box<dyn PacketDriver>; 2]) -> Pairs {
         let mut contexts = ports.map(|port| Context::open(port, &Config::default().seed([7; 32])).unwrap());
         let ends = contexts.each_mut().map(|context| {
@@ -70,7 +70,7 @@ impl Pairs {
         Pairs { requester, responder, cq, qps, responder_qps, results, words, now, idle: false }
     }
 
-    /// The word at this offset, as the requester names it.
+    /// The word at this offset, as an address for the requester.
     pub(crate) fn remote(&self, offset: u64) -> RemoteAddress {
         let remote = self.responder.remote(self.words).unwrap();
         RemoteAddress { addr: remote.addr + offset, rkey: remote.rkey }
@@ -83,7 +83,7 @@ impl Pairs {
         self.requester.post_send(self.qps[q], &wr).unwrap();
     }
 
-    /// Posts a WRITE of nothing to queue pair `q`.
+    /// Posts an empty WRITE to queue pair `q`.
     pub(crate) fn post_nothing(&mut self, q: usize, wr_id: u64, signaled: bool) {
         let op = SendOp::Write(RemoteAddress { addr: 0, rkey: RKey::new(0) });
         let flags = SendFlags::default().signaled(signaled);
@@ -91,7 +91,7 @@ impl Pairs {
         self.requester.post_send(self.qps[q], &wr).unwrap();
     }
 
-    /// A turn of both. Returns which queue pair has completed which work request.
+    /// Polls both. Returns the queue pairs and numbers of the completed work requests.
     pub(crate) fn poll(&mut self) -> Vec<(usize, u64)> {
         let ended = self.poll_any().into_iter();
         let complete = ended.map(|(q, wr_id, status)| {
@@ -101,7 +101,7 @@ impl Pairs {
         complete.collect()
     }
 
-    /// As [`poll`](Pairs::poll), with how each has ended.
+    /// As [`poll`](Pairs::poll), with the status of each.
     pub(crate) fn poll_any(&mut self) -> Vec<(usize, u64, WcStatus)> {
         self.now = self.now + Duration::from_micros(1);
         let frames = self.requester.poll(self.now).unwrap() + self.responder.poll(self.now).unwrap();
@@ -111,7 +111,7 @@ impl Pairs {
             .collect()
     }
 
-    /// If nothing moves, time goes on to the next thing that will. `false` when there is none.
+    /// If nothing moves, advances time to the next event. `false` when there is none.
     pub(crate) fn skip_idle_time(&mut self) -> bool {
         if !self.idle {
             return true;
@@ -121,7 +121,7 @@ impl Pairs {
         next.is_some()
     }
 
-    /// What an atomic of queue pair `q` has returned to this slot.
+    /// The result of an atomic of queue pair `q` in this slot.
     pub(crate) fn result(&self, q: usize, slot: u64) -> u64 {
         word(self.requester.bytes(self.results).unwrap(), (q as u64 * 16 + slot) * 8)
     }
@@ -132,7 +132,7 @@ impl Pairs {
     }
 }
 
-/// Two ports that are joined.
+/// Two connected ports.
 pub(crate) fn ports() -> (Loopback, Loopback) {
     loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()])
 }

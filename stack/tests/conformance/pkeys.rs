@@ -1,4 +1,4 @@
-//! P_Keys beyond case 13: several of a port, by queue pair and in the connection manager.
+//! P_Keys beyond case 13: several per port, by queue pair and in the connection manager.
 
 use ferroce::wire::Opcode;
 use ferroce::wire::cm::{CmBody, RejectReason, SidrRep};
@@ -11,12 +11,12 @@ use crate::g_exchange::*;
 use crate::packet::{Script, ack, nak, packet};
 use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, RQ, SQ, Setup};
 
-/// A partition, as its full and its limited members have it, and another one.
+/// A partition, with its full and its limited P_Key, and another one.
 const FULL: PKey = PKey(0x8001);
 const LIMITED: PKey = PKey(0x0001);
 const OTHER: PKey = PKey(0x8002);
 
-/// A queue pair in RTS under `pkey`, beside the default one in the table.
+/// A queue pair in RTS with `pkey`; the table has the default P_Key too.
 fn under(pkey: PKey, setup: Setup) -> Peer {
     let mut peer = Peer::with(Setup { state: QpState::Init, ..setup });
     let index = peer.context.add_pkey(pkey).unwrap();
@@ -28,7 +28,7 @@ fn under(pkey: PKey, setup: Setup) -> Peer {
     peer
 }
 
-/// Who of the partition hears whom: at least one of the two is a full member.
+/// Which members of the partition can communicate: at least one of the two is a full member.
 const MATRIX: [(PKey, [(PKey, bool); 6]); 2] = [
     (
         FULL,
@@ -55,7 +55,7 @@ const MATRIX: [(PKey, [(PKey, bool); 6]); 2] = [
 ];
 
 #[test]
-fn each_queue_pair_hears_its_partition() {
+fn each_queue_pair_receives_from_its_partition() {
     for (own, others) in MATRIX {
         let mut peer = under(own, Setup::default());
         let mut psn = RQ;
@@ -69,12 +69,12 @@ fn each_queue_pair_hears_its_partition() {
             peer.post_recv(1, 8);
             peer.inject(send);
             psn += 1;
-            // What it answers is of its own partition.
+            // Its answers are in its own partition.
             let got = peer.expect(Opcode::RC_ACKNOWLEDGE, psn - 1);
             assert_eq!(got.bth.pkey(), own, "the answer to {pkey}");
             peer.expect_wc(1, WcStatus::Success);
         }
-        // So are requests, and what comes back to them.
+        // So are requests, and their responses.
         peer.post_write(2, b"bytes");
         assert_eq!(peer.expect(Opcode::RC_WRITE_ONLY, SQ).bth.pkey(), own);
         let foreign = peer.frame(&ack(SQ, 1).pkey(OTHER.0));
@@ -84,9 +84,9 @@ fn each_queue_pair_hears_its_partition() {
     }
 }
 
-/// No packet of a queue pair leaves under another key, whatever its kind.
+/// No packet of a queue pair has another key, whatever its kind.
 #[test]
-fn all_that_a_queue_pair_sends_has_its_key() {
+fn all_packets_of_a_queue_pair_have_its_key() {
     let mut peer = under(FULL, Setup::default());
     let mr = peer.memory(&[7; 4096]);
     let rkey = peer.remote(mr).rkey;
@@ -144,9 +144,9 @@ fn unreliable_services_have_partitions_too() {
     }
 }
 
-/// A group's packet goes to its members of that partition alone.
+/// A group's packet is delivered only to its members of that partition.
 #[test]
-fn a_group_is_one_in_each_partition() {
+fn a_group_is_per_partition() {
     let mut peer = under(FULL, Setup::of(QpType::Ud));
     let group = Gid::from_ipv4([239, 1, 1, 1].into());
     let default = peer.another_qp(&Setup::of(QpType::Ud));
@@ -174,9 +174,9 @@ fn a_group_is_one_in_each_partition() {
     peer.address.destination = home;
 }
 
-/// Whatever comes, one event waits; the counter has all.
+/// For any number of packets, one event is pending; the counter counts all.
 #[test]
-fn one_violation_waits_at_a_time() {
+fn one_violation_is_pending_at_a_time() {
     let mut peer = Peer::new();
     let foreign = |pkey: PKey| packet(Opcode::RC_SEND_ONLY, RQ).pkey(pkey.0);
     let source = peer.address.source;
@@ -199,7 +199,7 @@ fn the_table() {
     assert_eq!(context.port().pkeys.iter().collect::<Vec<_>>(), [(0, PKEY_DEFAULT)]);
     assert_eq!(context.query_device().max_pkeys, PkeyTable::MAX);
     assert_eq!(context.add_pkey(FULL).unwrap(), 1);
-    // Both memberships of one partition are two keys.
+    // Full and limited membership of one partition are two keys.
     assert_eq!(context.add_pkey(LIMITED).unwrap(), 2);
     for bad in [PKey(0), PKey(0x8000), FULL, PKEY_DEFAULT] {
         let refused = context.add_pkey(bad);
@@ -210,7 +210,7 @@ fn the_table() {
         refused,
         "pkey_index = 3: an index in the P_Key table of 'script0' (0: 0xffff, 1: 0x8001, 2: 0x0001)"
     );
-    // What was removed makes room, and the others stay where they are.
+    // A removed key frees its place, and the others keep theirs.
     context.remove_pkey(1).unwrap();
     assert!(context.remove_pkey(1).is_err());
     assert_eq!(context.port().pkeys.get(1), None);
@@ -221,7 +221,7 @@ fn the_table() {
     let full = context.add_pkey(PKey(0x9999)).map_err(|error| error.to_string());
     assert_eq!(full, Err("pkey = 0x9999: at most 128 of them; remove an unused one".to_owned()));
 
-    // The default key can go as well, and is missed by name.
+    // The default key can be removed as well, and errors name it.
     context.remove_pkey(0).unwrap();
     let refused = peer.context.modify_qp(peer.qp, Transition::Init { access: ferroce::Access::NONE });
     assert!(matches!(refused, Err(Error::Invalid { attribute: "pkey_index", .. })), "{refused:?}");
@@ -229,7 +229,7 @@ fn the_table() {
     assert_eq!(peer.context.add_pkey(PKEY_DEFAULT).unwrap(), 0);
 }
 
-/// A key is not taken away under those who use it.
+/// A key in use can't be removed.
 #[test]
 fn a_key_in_use_stays() {
     let busy = |peer: &mut Peer, index, users: &str| match peer.context.remove_pkey(index) {
@@ -266,7 +266,7 @@ fn listen_in(peer: &mut Peer, space: PortSpace, pkey_index: Option<usize>) -> fe
     peer.context.listen(space, any, &ListenConfig::default().pkey_index(pkey_index)).unwrap()
 }
 
-/// SQD → SQD, which e_states.rs has for all attributes: what is sent afterwards is of the new partition.
+/// SQD → SQD, which e_states.rs tests for all attributes: later packets are in the new partition.
 #[test]
 fn a_drained_queue_pair_changes_its_partition() {
     let mut peer = Peer::new();
@@ -284,7 +284,7 @@ fn a_drained_queue_pair_changes_its_partition() {
     peer.expect_wc(1, WcStatus::Success);
 }
 
-/// The P_Key of a MAD that the engine has sent, and the one that its REQ names.
+/// The P_Key of a MAD of the engine, and the one in its REQ.
 fn asked(peer: &mut Peer) -> (PKey, ferroce::wire::cm::Req) {
     let got = peer.expect(Opcode::UD_SEND_ONLY, 0);
     let message = ferroce::wire::cm::CmMessage::parse(&got.payload).unwrap();
@@ -293,7 +293,7 @@ fn asked(peer: &mut Peer) -> (PKey, ferroce::wire::cm::Req) {
 }
 
 #[test]
-fn connections_are_asked_for_in_a_partition() {
+fn connections_are_requested_in_a_partition() {
     for (by_parameter, pkey) in [(true, FULL), (true, LIMITED), (false, FULL)] {
         let mut peer = engine();
         let index = peer.context.add_pkey(pkey).unwrap();
@@ -312,7 +312,7 @@ fn connections_are_asked_for_in_a_partition() {
         expect_established(&mut peer, id);
         assert_eq!((peer.query().pkey_index, peer.query().pkey), (index, pkey));
     }
-    // The default key is what everybody else expects.
+    // All others expect the default key.
     let (_, _, sent) = connecting(&ConnectionParameters::default());
     assert_eq!(sent.pkey(), PKEY_DEFAULT);
     let mut peer = engine();
@@ -330,7 +330,7 @@ fn req_in(peer: &Peer, packet: PKey, pkey: PKey) -> Script {
 }
 
 #[test]
-fn connections_are_accepted_in_the_partition_that_was_asked_for() {
+fn connections_are_accepted_in_the_requested_partition() {
     for (own, asked) in [(FULL, FULL), (FULL, LIMITED), (LIMITED, FULL)] {
         let mut peer = engine();
         listen(&mut peer, PortSpace::Tcp);
@@ -347,7 +347,7 @@ fn connections_are_accepted_in_the_partition_that_was_asked_for() {
     }
 }
 
-/// A partition that is not this port's: a REQ in its packets is dropped, one that only names it rejected.
+/// A partition that is not this port's: a REQ in its packets is dropped, a REQ that only contains it is rejected.
 #[test]
 fn requests_for_other_partitions() {
     let mut peer = engine();
@@ -363,7 +363,7 @@ fn requests_for_other_partitions() {
         peer.expect_event(Event::PkeyViolation { qp: None, pkey, source });
         expect_no_cm_event(&mut peer);
     }
-    // A listener of one partition has nothing for another.
+    // A listener of one partition does not accept another.
     let mut peer = engine();
     let index = peer.context.add_pkey(FULL).unwrap();
     listen_in(&mut peer, PortSpace::Tcp, Some(index));
@@ -373,7 +373,7 @@ fn requests_for_other_partitions() {
     assert_eq!(request(&mut peer).pkey_index, index);
 }
 
-/// A listener of the limited key hears the full members, whatever other keys the port has.
+/// A listener with the limited key receives from full members, whatever other keys the port has.
 #[test]
 fn a_limited_listener_beside_the_full_key() {
     let limited_listener = |space, setup: &Setup| {
@@ -391,7 +391,7 @@ fn a_limited_listener_beside_the_full_key() {
     peer.context.accept(came.id, peer.qp, &ConnectionParameters::default()).unwrap();
     assert_eq!((peer.query().pkey_index, peer.query().pkey), (limited, LIMITED));
     assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 0).bth.pkey(), LIMITED);
-    // Limited members do not hear each other, though the port's full key would hear this one.
+    // Limited members can't communicate, although the port's full key would accept this one.
     let (mut peer, _) = limited_listener(PortSpace::Tcp, &setup);
     peer.inject(req_in(&peer, FULL, LIMITED));
     assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::INVALID_SERVICE_ID);
@@ -404,7 +404,7 @@ fn a_limited_listener_beside_the_full_key() {
     assert_eq!(take!(&mut peer, SidrRep).1.status(), 1);
 }
 
-/// What counts is that the queue pair hears the seeker, by whichever of the port's keys.
+/// The condition is that the queue pair can receive from the requester, with any of the port's keys.
 #[test]
 fn a_datagram_service_under_a_limited_key() {
     for (seeker, is_heard) in [(FULL, true), (LIMITED, false)] {
@@ -420,9 +420,9 @@ fn a_datagram_service_under_a_limited_key() {
     }
 }
 
-/// RESET leaves nothing of the attributes before, the key as little as its index.
+/// RESET clears all earlier attributes, including the key and its index.
 #[test]
-fn reset_forgets_the_partition() {
+fn reset_clears_the_partition() {
     let mut peer = under(FULL, Setup::default());
     peer.modify(Transition::Reset);
     assert_eq!((peer.query().pkey_index, peer.query().pkey), (0, PKEY_DEFAULT));
@@ -445,7 +445,7 @@ fn datagram_services_have_partitions() {
     let index = peer.context.add_pkey(FULL).unwrap();
     peer.inject(seek(&peer, FULL));
     let id = request(&mut peer).id;
-    // The queue pair of the default partition would not be heard.
+    // The queue pair of the default partition could not communicate.
     let default = peer.qp;
     let refused = peer.context.accept_datagrams(id, default, &[]);
     assert!(matches!(refused, Err(Error::Invalid { attribute: "pkey", .. })), "{refused:?}");
@@ -455,7 +455,7 @@ fn datagram_services_have_partitions() {
     peer.context.accept_datagrams(id, default, &[]).unwrap();
     assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 1).bth.pkey(), FULL);
 
-    // And to be found in one.
+    // And searching in one.
     let to = service(&peer);
     let parameters = ConnectionParameters::default().pkey_index(index);
     let id = peer.context.resolve(to, &parameters).unwrap();

@@ -1,4 +1,4 @@
-//! Selective repeat, with a peer that has agreed on it: not the standard's, so without numbers.
+//! Selective repeat, with a peer that has negotiated it: not part of the standard, so without case numbers.
 
 use std::time::Duration;
 
@@ -35,19 +35,19 @@ pub(crate) fn expect_all(peer: &mut Peer, ids: std::ops::Range<u64>, status: WcS
     }
 }
 
-// What was agreed, and with whom.
+// Negotiation.
 
 #[test]
-fn nobody_speaks_of_it_who_has_not_agreed() {
+fn it_is_not_used_without_negotiation() {
     let mut peer = Peer::new();
     assert!(!peer.query().selective_repeat);
     peer.post_write(1, b"one");
     peer.post_write(2, b"two");
     assert_eq!(peer.take_packets().len(), 2);
-    // Dropped, as an opcode that does not exist is.
+    // Dropped like an unknown opcode.
     peer.expect_dropped(peer.frame(&sack(SQ, 0, &[SQ + 1])), Counter::RxUnknownOpcode);
     peer.expect_dropped(peer.frame(&sack(SQ + 1, 1, &[])), Counter::RxUnknownOpcode);
-    // And what comes early is answered as ever.
+    // And early requests are answered as always.
     peer.inject(send(RQ + 1, 1).ack_req());
     peer.expect_nak(crate::packet::NAK_SEQUENCE, RQ, 0);
     peer.inject(ack(SQ + 1, 2));
@@ -56,7 +56,7 @@ fn nobody_speaks_of_it_who_has_not_agreed() {
 }
 
 #[test]
-fn what_was_agreed_is_told_and_ends_with_the_connection() {
+fn negotiation_is_reported_and_ends_with_the_connection() {
     let mut peer = agreed();
     assert!(peer.query().selective_repeat);
     peer.modify(Transition::Reset);
@@ -68,7 +68,7 @@ fn what_was_agreed_is_told_and_ends_with_the_connection() {
 // The responder.
 
 #[test]
-fn early_requests_are_held_and_named_and_executed_in_order() {
+fn early_requests_are_held_reported_and_executed_in_order() {
     let mut peer = agreed();
     for id in 0..6 {
         peer.post_recv(id, 8);
@@ -98,7 +98,7 @@ fn early_requests_are_held_and_named_and_executed_in_order() {
 }
 
 #[test]
-fn a_burst_behind_a_gap_is_one_answer() {
+fn a_burst_after_a_gap_gets_one_answer() {
     let mut peer = agreed();
     for id in 0..=20 {
         peer.post_recv(id, 8);
@@ -132,7 +132,7 @@ fn psns_wrap_while_requests_are_held() {
 }
 
 #[test]
-fn nothing_is_touched_before_its_turn_nor_twice() {
+fn nothing_is_executed_early_nor_twice() {
     let mut peer = agreed();
     let mr = peer.memory(&[0; 16]);
     let remote = peer.remote(mr);
@@ -171,9 +171,9 @@ fn reads_and_atomics_wait_for_their_turn() {
     assert_eq!(peer.query().rq_psn.value(), RQ + 4);
 }
 
-/// A peer may lose any part of a READ, and ask for several before the first has been sent.
+/// A peer may lose any part of a READ, and request several before the first has been sent.
 #[test]
-fn parts_of_a_read_are_sent_again_beside_what_is_owed() {
+fn parts_of_a_read_are_repeated_in_addition_to_what_is_owed() {
     let mut peer = agreed();
     let data = pattern(256 * 8);
     let mr = peer.memory(&data);
@@ -194,14 +194,14 @@ fn parts_of_a_read_are_sent_again_beside_what_is_owed() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_keeps_what_is_held() {
+fn a_receiver_that_is_not_ready_keeps_held_requests() {
     let mut peer = agreed();
     peer.inject(send(RQ + 1, 1));
     peer.expect_sack(RQ, 0, &[RQ + 1]);
     peer.inject(send(RQ, 0));
     peer.expect_nak(NAK_RNR | 12, RQ, 0);
     peer.post_recv(1, 8);
-    // The next has none in its turn: it is not held any more, and must come again.
+    // The next finds none in its turn: it is no longer held, and must be retransmitted.
     peer.inject(send(RQ, 0).ack_req());
     peer.expect_nak(NAK_RNR | 12, RQ + 1, 1);
     peer.expect_wc(1, Success);
@@ -216,7 +216,7 @@ fn a_receiver_that_is_not_ready_keeps_what_is_held() {
 }
 
 #[test]
-fn a_held_request_that_is_refused_ends_the_connection_in_its_turn() {
+fn a_refused_held_request_ends_the_connection_in_order() {
     let mut peer = agreed();
     let mr = peer.memory(&[0; 8]);
     let remote = peer.remote(mr);
@@ -235,7 +235,7 @@ fn a_held_request_that_is_refused_ends_the_connection_in_its_turn() {
 }
 
 #[test]
-fn room_is_bounded_and_comes_back() {
+fn room_is_bounded_and_released() {
     let two = Setup { reorder_packets: 2, ..setup() };
     let mut peer = Peer::with(two);
     for _ in 0..3 {
@@ -250,7 +250,7 @@ fn room_is_bounded_and_comes_back() {
         peer.modify(Transition::Reset);
         peer.take_to(&two);
     }
-    // A queue pair that fails leaves its room to others.
+    // A failed queue pair frees its room for others.
     let mut peer = Peer::with(two);
     let other = peer.another_qp(&two);
     let other = peer.context.query_qp(other).unwrap().qpn;
@@ -259,7 +259,7 @@ fn room_is_bounded_and_comes_back() {
     peer.modify(Transition::Error);
     peer.inject_all([send(RQ + 1, 1).dest_qpn(other), send(RQ + 2, 2).dest_qpn(other)]);
     peer.expect_sack(RQ, 0, &[RQ + 1, RQ + 2]);
-    // Without any room there is still a word about the gap.
+    // Without any room the gap is still reported.
     let mut peer = Peer::with(Setup { reorder_packets: 0, ..setup() });
     peer.inject(send(RQ + 1, 1));
     peer.expect_sack(RQ, 0, &[]);
@@ -270,7 +270,7 @@ fn room_is_bounded_and_comes_back() {
 }
 
 #[test]
-fn what_is_too_far_ahead_is_not_held() {
+fn requests_too_far_ahead_are_not_held() {
     let mut peer = agreed();
     peer.inject(send(RQ + 1024, 0));
     peer.expect_sack(RQ, 0, &[]);
@@ -279,9 +279,9 @@ fn what_is_too_far_ahead_is_not_held() {
     peer.expect_counted(Counter::RxReorderFull, 1);
 }
 
-/// No requester numbers its requests so; what it gets must not be somebody else's.
+/// No requester numbers its requests so; its result must not be that of another request.
 #[test]
-fn a_request_inside_a_read_is_forgotten() {
+fn a_request_inside_a_read_is_dropped() {
     let mut peer = agreed();
     let mr = peer.memory(&[0; 1024]);
     let remote = peer.remote(mr);
@@ -293,7 +293,7 @@ fn a_request_inside_a_read_is_forgotten() {
     let wc = peer.expect_wc(1, Success);
     assert_eq!(wc.byte_len, 1);
     peer.expect_no_wc();
-    // 1024 further on the place is free again.
+    // 1024 PSNs later the place is free again.
     assert_eq!(peer.query().rq_psn.value(), RQ + 5);
     peer.inject(send(RQ + 1 + 1024, 0));
     peer.expect_sack(RQ + 5, 2, &[RQ + 1 + 1024]);

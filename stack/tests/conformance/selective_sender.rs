@@ -1,4 +1,4 @@
-//! Selective repeat: what an end sends again, and when.
+//! Selective repeat: what an end retransmits, and when.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn with_writes(setup: Setup, count: u32) -> Peer {
 }
 
 #[test]
-fn only_what_is_missing_is_sent_again_and_each_hole_once() {
+fn only_missing_packets_are_retransmitted_once_each() {
     let mut peer = with_writes(setup(), 6);
     peer.inject(sack(SQ + 1, 1, &[SQ + 3, SQ + 5]));
     peer.expect_wc(0, Success);
@@ -30,10 +30,10 @@ fn only_what_is_missing_is_sent_again_and_each_hole_once() {
     assert_eq!(psns(&resent), [SQ + 1, SQ + 2, SQ + 4]);
     assert!(resent.iter().all(|packet| packet.bth.ack_req()));
     assert_eq!(payload(&resent[..1]), [1; 8]);
-    // The same again, and a word that was late, say nothing new.
+    // The same again, and a late report, have no effect.
     peer.inject_all([sack(SQ + 1, 1, &[SQ + 3, SQ + 5]), sack(SQ + 1, 1, &[SQ + 3])]);
     peer.expect_nothing();
-    // The second resend has arrived, so the first is lost; of the third nothing is known.
+    // The second retransmission has arrived, so the first is lost; the third is unknown.
     peer.inject(sack(SQ + 1, 1, &[SQ + 2, SQ + 3, SQ + 5]));
     assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
     peer.expect_no_wc();
@@ -51,28 +51,28 @@ fn only_what_is_missing_is_sent_again_and_each_hole_once() {
 }
 
 #[test]
-fn what_was_sent_after_all_that_is_held_may_be_under_way() {
+fn packets_sent_after_all_held_ones_may_be_in_flight() {
     let mut peer = with_writes(setup(), 4);
     peer.inject(sack(SQ, 0, &[SQ + 1]));
     assert_eq!(psns(&peer.take_packets()), [SQ]);
     peer.inject(ack(SQ + 3, 4));
     expect_all(&mut peer, 0..4, Success);
 
-    // If nothing is named, the missing one is: whatever gave it away found no room.
+    // If none is reported as held, the missing one is lost: the packet that revealed it found no room.
     let mut peer = with_writes(setup(), 4);
     peer.inject(ack(SQ, 1));
     peer.inject_all([sack(SQ + 1, 1, &[]), sack(SQ + 1, 1, &[])]);
     assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
-    // The resend is the newest of all, and it has arrived: the others have not.
+    // The retransmission is the newest of all, and it has arrived: the others have not.
     peer.inject(ack(SQ + 1, 2));
     assert_eq!(psns(&peer.take_packets()), [SQ + 2, SQ + 3]);
     peer.inject(ack(SQ + 3, 4));
     expect_all(&mut peer, 0..4, Success);
 }
 
-/// The first one was late, not lost, and its resend still under way: that is no news of others.
+/// The first one was late, not lost, and its retransmission is still in flight: that is no evidence about others.
 #[test]
-fn what_arrives_too_soon_is_not_the_resend() {
+fn a_too_early_arrival_is_not_the_retransmission() {
     let mut peer = with_writes(setup(), 1);
     peer.advance(Duration::from_micros(10));
     peer.inject(ack(SQ, 1));
@@ -95,7 +95,7 @@ fn what_arrives_too_soon_is_not_the_resend() {
 }
 
 #[test]
-fn a_timeout_leaves_out_what_is_held() {
+fn a_timeout_does_not_retransmit_held_packets() {
     let mut peer = with_writes(setup(), 5);
     peer.inject(sack(SQ, 0, &[SQ + 1, SQ + 3]));
     assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 2]);
@@ -109,7 +109,7 @@ fn a_timeout_leaves_out_what_is_held() {
 #[test]
 fn retries_count_timeouts_and_not_losses() {
     let mut peer = with_writes(Setup { retry_count: 2, ..setup() }, 2);
-    // The first is lost again and again, and each time something newer arrives.
+    // The first is lost repeatedly, and each time something newer arrives.
     let mut held = vec![SQ + 1];
     for i in 0..20 {
         peer.inject(sack(SQ, 0, &held));
@@ -120,7 +120,7 @@ fn retries_count_timeouts_and_not_losses() {
     }
     peer.inject(sack(SQ, 0, &held));
     assert_eq!(psns(&peer.take_packets()), [SQ]);
-    // Silence is another matter.
+    // A timeout is different.
     for _ in 0..2 {
         peer.advance(TTR + Duration::from_millis(1));
         assert_eq!(psns(&peer.take_packets()), [SQ]);
@@ -131,17 +131,17 @@ fn retries_count_timeouts_and_not_losses() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_asked_again_for_one_it_held() {
+fn a_held_request_without_a_receive_is_retransmitted() {
     const WAIT: Duration = Duration::from_micros(1280);
     let mut peer = with_writes(setup(), 4);
     peer.inject(sack(SQ, 0, &[SQ + 1, SQ + 2]));
     assert_eq!(psns(&peer.take_packets()), [SQ]);
-    // The first was executed, and the second had no receive in its turn.
+    // The first was executed, and the second found no receive in its turn.
     peer.inject_all([nak(NAK_RNR | 14, SQ + 1, 1), sack(SQ + 1, 1, &[SQ + 2, SQ + 3])]);
     peer.expect_wc(0, Success);
     peer.advance(WAIT - Duration::from_micros(10));
     peer.expect_nothing();
-    // What it says late of the time when it still held the second changes nothing.
+    // A late report from when it still held the second changes nothing.
     peer.inject(sack(SQ, 0, &[SQ + 1]));
     peer.advance(Duration::from_micros(20));
     assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
@@ -149,11 +149,11 @@ fn a_receiver_that_is_not_ready_is_asked_again_for_one_it_held() {
     expect_all(&mut peer, 1..4, Success);
 }
 
-/// The READ before it was executed, but its answer is lost: the refusal is no less for that.
+/// The READ before it was executed, but its response is lost: the refusal counts nevertheless.
 #[test]
-fn what_was_held_and_refused_is_sent_again_while_a_read_before_it_waits() {
+fn a_refused_held_request_is_retransmitted_before_an_earlier_read_completes() {
     for syndrome in [NAK_RNR | 1, NAK_SEQUENCE] {
-        // No ACK timer helps.
+        // Without an ACK timer.
         let mut peer = Peer::with(Setup { timeout: 0, ..setup() });
         peer.post_write(1, b"one");
         peer.post_read(2, 8);
@@ -165,7 +165,7 @@ fn what_was_held_and_refused_is_sent_again_while_a_read_before_it_waits() {
         peer.expect_wc(1, Success);
         peer.advance(Duration::from_millis(1));
         assert_eq!(psns(&peer.take_packets()), [SQ + 1, SQ + 2]);
-        // It was executed now: what is said late of before changes nothing.
+        // It has been executed now: a late report of before changes nothing.
         peer.inject_all([ack(SQ + 2, 3), nak(syndrome, SQ + 2, 2)]);
         peer.advance(Duration::from_millis(1));
         assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
@@ -175,9 +175,9 @@ fn what_was_held_and_refused_is_sent_again_while_a_read_before_it_waits() {
     }
 }
 
-/// What comes meanwhile is the answer to a READ before it, and says nothing of the receiver.
+/// The response to an earlier READ arrives meanwhile, and does not mean that the receiver is ready.
 #[test]
-fn the_wait_for_a_receiver_outlasts_the_answer_to_a_read_before_it() {
+fn the_rnr_wait_is_not_ended_by_the_response_to_an_earlier_read() {
     const WAIT: Duration = Duration::from_micros(1280);
     let mut peer = agreed();
     peer.post_read(1, 8);
@@ -195,7 +195,7 @@ fn the_wait_for_a_receiver_outlasts_the_answer_to_a_read_before_it() {
 }
 
 #[test]
-fn of_a_read_the_missing_part_is_asked_for_again() {
+fn the_missing_part_of_a_read_is_requested_again() {
     let mut peer = agreed();
     let data = pattern(6 * 256);
     let piece = |i: u32| &data[i as usize * 256..][..256];
@@ -218,12 +218,12 @@ fn of_a_read_the_missing_part_is_asked_for_again() {
     }
     peer.expect_nothing();
     peer.expect_no_wc();
-    // Data that is there already is not taken again.
+    // Data that is there already is not accepted again.
     peer.inject(read_response(Opcode::RC_READ_RESPONSE_MIDDLE, SQ + 3, &[0xee; 256]));
     peer.expect_counted(Counter::StaleResponse, 1);
     peer.inject(read_response(Opcode::RC_READ_RESPONSE_ONLY, SQ + 4, piece(4)));
     peer.expect_no_wc();
-    // The second request was answered, so of the first a piece is lost once more.
+    // The second request was answered, so part of the first is lost once more.
     let again = peer.expect(Opcode::RC_READ_REQUEST, SQ + 1);
     assert_eq!(again.extensions.reth.unwrap().length(), 512);
     peer.inject_all([
@@ -236,7 +236,7 @@ fn of_a_read_the_missing_part_is_asked_for_again() {
 }
 
 #[test]
-fn a_read_that_waits_at_the_responder_is_not_asked_for_again() {
+fn a_read_held_at_the_responder_is_not_requested_again() {
     let mut peer = agreed();
     peer.post_write(1, b"one");
     let mr = peer.post_read(2, 512);
@@ -246,7 +246,7 @@ fn a_read_that_waits_at_the_responder_is_not_asked_for_again() {
     assert_eq!(psns(&peer.take_packets()), [SQ]);
     peer.inject(sack(SQ, 0, &[SQ + 1, SQ + 3]));
     peer.expect_nothing();
-    // Its answer is lost, and what follows gives that away; no piece of it came, so all of it.
+    // Its response is lost, as later evidence shows; no part of it has arrived, so all of it is requested.
     peer.inject(ack(SQ + 3, 3));
     peer.expect_wc(1, Success);
     assert_eq!(peer.expect(Opcode::RC_READ_REQUEST, SQ + 1).extensions.reth.unwrap().length(), 512);
@@ -259,9 +259,9 @@ fn a_read_that_waits_at_the_responder_is_not_asked_for_again() {
     assert_eq!(peer.bytes(mr), [[1; 256], [2; 256]].concat());
 }
 
-/// A piece of it would be a READ of its own there.
+/// A part of it would be a separate READ there.
 #[test]
-fn a_read_whose_request_is_missing_is_asked_for_whole() {
+fn a_read_whose_request_is_missing_is_requested_completely() {
     let mut peer = agreed();
     peer.post_read(1, 1024);
     assert_eq!(psns(&peer.take_packets()), [SQ]);
@@ -271,7 +271,7 @@ fn a_read_whose_request_is_missing_is_asked_for_whole() {
 }
 
 #[test]
-fn a_refusal_does_not_hit_the_read_before_it() {
+fn a_refusal_does_not_affect_an_earlier_read() {
     let mut peer = agreed();
     peer.post_read(1, 8);
     peer.post_write(2, b"two");
@@ -281,14 +281,14 @@ fn a_refusal_does_not_hit_the_read_before_it() {
     peer.expect(Opcode::RC_READ_REQUEST, SQ);
     peer.inject(read_response(Opcode::RC_READ_RESPONSE_ONLY, SQ, &[1; 8]));
     peer.expect_wc(1, Success);
-    // The answer came after it, so the WRITE counts as lost.
+    // The response arrived after it, so the WRITE is considered lost.
     peer.expect(Opcode::RC_WRITE_ONLY, SQ + 1);
     peer.inject(nak(NAK_ACCESS, SQ + 1, 1));
     peer.expect_wc(2, WcStatus::RemAccessErr);
 }
 
 #[test]
-fn a_full_window_asks_and_not_for_every_packet_that_it_lets_out() {
+fn a_full_window_does_not_request_an_ack_for_every_packet() {
     let mut peer = agreed();
     for id in 0..3 {
         peer.post_write(id, &[0; 8]);
@@ -297,7 +297,7 @@ fn a_full_window_asks_and_not_for_every_packet_that_it_lets_out() {
     let packets = peer.take_packets();
     assert_eq!(packets.len(), 448);
     assert!(packets[447].bth.ack_req() && !packets[446].bth.ack_req());
-    // What is held is out of it.
+    // Held packets leave the window.
     peer.inject(sack(SQ + 10, 3, &[SQ + 11, SQ + 12]));
     expect_all(&mut peer, 0..3, Success);
     let more = peer.take_packets();
@@ -307,7 +307,7 @@ fn a_full_window_asks_and_not_for_every_packet_that_it_lets_out() {
 }
 
 #[test]
-fn a_long_read_is_asked_for_in_parts() {
+fn a_long_read_is_requested_in_parts() {
     let mut peer = Peer::with(Setup { max_rd_atomic: 2, ..setup() });
     let data = pattern(300 * 256);
     let mr = peer.post_read(1, data.len());
@@ -335,7 +335,7 @@ fn a_long_read_is_asked_for_in_parts() {
 }
 
 #[test]
-fn answers_of_atomics_are_taken_out_of_turn() {
+fn responses_to_atomics_are_accepted_out_of_order() {
     let mut peer = agreed();
     let mr = peer.memory(&[0; 24]);
     for id in 0..3 {
@@ -350,7 +350,7 @@ fn answers_of_atomics_are_taken_out_of_turn() {
     peer.inject(atomic_ack(SQ, 10));
     peer.expect_wc(0, Success);
     peer.expect_wc(1, Success);
-    // The resend was sent after the third.
+    // The retransmission was sent after the third.
     peer.expect(Opcode::RC_FETCH_ADD, SQ + 2);
     peer.inject(atomic_ack(SQ + 2, 12));
     peer.expect_wc(2, Success);
@@ -358,14 +358,14 @@ fn answers_of_atomics_are_taken_out_of_turn() {
 }
 
 #[test]
-fn a_broken_word_changes_nothing() {
+fn an_invalid_acknowledge_changes_nothing() {
     let mut peer = with_writes(setup(), 3);
     let short = packet(Opcode::SELECTIVE_ACKNOWLEDGE, SQ + 1).aeth(0x1f, 1).payload(&[0xff; 124]);
     peer.expect_dropped(peer.frame(&short), Counter::RxLengthErrors);
     for psn in [SQ - 1, SQ + 3, SQ + (1 << 22)] {
         peer.expect_dropped(peer.frame(&sack(psn, 1, &[])), Counter::StaleResponse);
     }
-    // Named beyond what was sent: what was sent is looked at, and no more.
+    // Reports beyond the packets sent are clipped.
     let everything: Vec<u32> = (SQ..SQ + 1024).collect();
     peer.inject(sack(SQ, 0, &everything));
     assert_eq!(psns(&peer.take_packets()), [SQ]);

@@ -1,4 +1,4 @@
-//! A switch between two engines in virtual time: what it sees, and what it loses.
+//! A switch between two engines in virtual time: a log of frames, and losses.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::pair::{End, Pair};
 pub(crate) const REQUESTER: usize = 0;
 pub(crate) const RESPONDER: usize = 1;
 
-/// A frame on the link, and what became of it.
+/// A frame on the link, and its fate.
 #[derive(Clone)]
 pub(crate) struct Seen {
     pub(crate) from: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Seen {
 pub(crate) struct Log(Arc<Mutex<Vec<Seen>>>);
 
 impl Log {
-    /// Sees each frame of `pair` from now on, and loses those that `loses` says.
+    /// Logs each frame of `pair` from now on, and loses those for which `loses` returns true.
     pub(crate) fn of(pair: &Pair, mut loses: impl FnMut(usize, &Got) -> bool + Send + 'static) -> Log {
         let log = Log::default();
         let (seen, clock) = (log.clone(), Arc::clone(&pair.clock));
@@ -48,7 +48,7 @@ impl Log {
     }
 }
 
-/// How far `a` is behind `b`.
+/// How far `a` is after `b`.
 pub(crate) fn distance(a: u32, b: u32) -> i32 {
     (a.wrapping_sub(b) << 8) as i32 >> 8
 }
@@ -71,7 +71,7 @@ pub(crate) fn take_completions(end: &mut End) -> u64 {
     taken
 }
 
-/// Posts `count` messages by `post`, two at a time, and runs until all are complete.
+/// Posts `count` messages with `post`, two at a time, and runs until all are complete.
 pub(crate) fn run(pair: &mut Pair, count: u64, mut post: impl FnMut(&mut [End; 2], u64)) {
     let (mut posted, mut completed) = (0, 0);
     while completed < count {

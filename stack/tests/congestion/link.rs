@@ -1,4 +1,4 @@
-//! Several queue pairs over one simulated link that marks, with congestion control and without, in virtual time.
+//! Several queue pairs over one simulated link that marks, with and without congestion control, in virtual time.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use ferroce_test_support::pair::{Pair, Setup};
 
 const LINE_RATE: u64 = 25_000_000_000;
 const MESSAGE: u32 = 1 << 17;
-/// Messages that a queue pair has posted and not complete.
+/// Outstanding messages of a queue pair.
 const OUTSTANDING: u64 = 4;
-/// Ethernet, IPv4, UDP, BTH and ICRC, and what a frame occupies besides.
+/// Ethernet, IPv4, UDP, BTH and ICRC, and the overhead on the link.
 const FRAME: u64 = 4096 + 14 + 20 + 8 + 12 + 4 + 24;
-/// After this what is measured has settled.
+/// After this time the measured values are stable.
 const START_UP: u64 = 40_000_000;
 const END: u64 = 100_000_000;
 
-/// What came of a run, after its start.
+/// The results of a run, after the start-up.
 struct Outcome {
-    /// Payload that was acknowledged, as a part of what the link can carry.
+    /// Acknowledged payload, as a fraction of the link's capacity.
     utilisation: f64,
     /// Jain's fairness index of the queue pairs.
     fairness: f64,
-    /// Bytes that have left and not arrived.
+    /// Bytes sent and not arrived.
     mean_queue: f64,
     max_queue: f64,
     max_queue_at_start: f64,
@@ -102,10 +102,10 @@ fn off(config: Config) -> Config {
     config
 }
 
-/// A thousand paced queue pairs, and a poll that comes a quarter of an hour late: a turn for each, however many ticks of the timer wheel
-/// have gone by.
+/// A thousand paced queue pairs, and a poll that is a quarter of an hour late: one turn for each, however many ticks of the
+/// timer wheel have passed.
 #[test]
-fn a_late_poll_looks_at_each_paced_queue_pair_once() {
+fn a_late_poll_checks_each_paced_queue_pair_once() {
     let slow = |config: Config| {
         let control = CongestionControl::Dcqcn(Dcqcn::PAPER.rpg_min_rate(1).rpg_max_rate(1));
         config.congestion(control).line_rate(LINE_RATE)
@@ -121,7 +121,7 @@ fn a_late_poll_looks_at_each_paced_queue_pair_once() {
         end.context.post_send(*qp, &wr).unwrap();
     }
     let sent = |end: &ferroce_test_support::pair::End| end.context.counters().value(Counter::SentPkts);
-    // A look at each in each tick would take hours.
+    // Checking each in each tick would take hours.
     for late in 1..=3 {
         end.context.poll(Nanos(late * 1_000_000_000_000)).unwrap();
     }

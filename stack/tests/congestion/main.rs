@@ -1,4 +1,4 @@
-//! Congestion control of whole engines: pacing, what CNPs do to connections, marks, and a link that marks.
+//! Congestion control of whole engines: pacing, the effect of CNPs on connections, marks, and a link that marks.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod link;

@@ -1,4 +1,4 @@
-//! ECN bits, and who may send CNPs, and to whom.
+//! ECN bits, and the senders and receivers of CNPs.
 
 use ferroce::wire::Opcode;
 use ferroce::{Config, CongestionNotification, Counter, Dcqcn, Gid, QpState, QpType, SendOp, Transition};
@@ -19,7 +19,7 @@ fn ecn(frame: &[u8]) -> u8 {
     frame[IP + 1] & 3
 }
 
-/// A datagram that a switch has marked is answered by one that nobody has marked yet.
+/// The answer to a marked datagram is not marked.
 #[test]
 fn an_answer_to_a_marked_datagram_is_not_marked() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
@@ -47,7 +47,7 @@ fn an_answer_to_a_marked_datagram_is_not_marked() {
 fn a_dropped_datagram_makes_no_cnp() {
     let mut peer = Peer::with(Setup { config: notifying, ..Setup::of(QpType::Ud) });
     peer.address.traffic_class = 3;
-    // Another Q_Key: it is for somebody else. The victim of the CNP is whoever the DETH names.
+    // Another Q_Key: it is not for this queue pair. The CNP would slow down the sender named in the DETH.
     peer.inject(packet(Opcode::UD_SEND_ONLY, 1).deth(QKEY + 1, PEER_QPN).payload(b"12345678"));
     peer.expect_counted(Counter::RxQkeyMismatch, 1);
     let sent = peer.take_packets();
@@ -65,7 +65,7 @@ fn a_request_to_a_queue_pair_in_error_makes_no_cnp() {
     assert!(sent.is_empty(), "{} for a request that was dropped", sent[0]);
 }
 
-/// A request far from the expected PSN is dropped or NAKed; so is one with a broken header.
+/// A request far from the expected PSN is dropped or NAKed; so is one with an invalid header.
 #[test]
 fn an_invalid_request_makes_no_cnp() {
     let mut peer = Peer::with(Setup { config: notifying, ..Setup::default() });
@@ -79,7 +79,7 @@ fn an_invalid_request_makes_no_cnp() {
     assert_eq!(cnps, 0, "a packet that has not passed all checks");
 }
 
-/// Case 105: from a wrong address a CNP changes nothing. To a UD queue pair any address will do.
+/// Case 105: from a wrong address a CNP changes nothing. For a UD queue pair any destination's address is valid.
 #[test]
 fn a_stranger_does_not_slow_datagrams_down() {
     let mut peer = Peer::with(Setup { config: paper, ..Setup::of(QpType::Ud) });
@@ -91,9 +91,9 @@ fn a_stranger_does_not_slow_datagrams_down() {
     assert_eq!(rate, 10 * GIGABIT, "a stranger that was never sent anything has set the rate");
 }
 
-/// In all states; counted or dropped, and nothing else happens.
+/// In all states it is counted or dropped, and has no other effect.
 #[test]
-fn a_cnp_in_every_state_does_nothing_bad() {
+fn a_cnp_is_harmless_in_every_state() {
     for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
         for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
             let mut peer = Peer::with(Setup { config: paper, state, ..Setup::of(qp_type) });

@@ -1,4 +1,4 @@
-//! Paced queue pairs beside others, windows, and address families.
+//! Paced queue pairs together with others, windows, and address families.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn slow(megabits: u32) -> CongestionControl {
     CongestionControl::Dcqcn(Dcqcn::PAPER.rpg_min_rate(1).rpg_max_rate(megabits))
 }
 
-/// Another connection between the two ends, with a control at each of them.
+/// Another connection between the two ends, with congestion control at each of them.
 fn connection(
     pair: &mut Pair,
     controls: [CongestionControl; 2],
@@ -44,7 +44,7 @@ fn connection(
     qps
 }
 
-/// Bytes that each connection moves in so many ns; of the first READs if `reads`.
+/// The bytes that each connection transfers in this many ns; the first `reads` ones by READs.
 fn share(pair: &mut Pair, qps: &[Qp], reads: usize, time: u64) -> Vec<u64> {
     let remote = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
     let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };
@@ -77,9 +77,9 @@ fn share(pair: &mut Pair, qps: &[Qp], reads: usize, time: u64) -> Vec<u64> {
     done
 }
 
-/// A slow responder does not take the window of its destination from those that are quick.
+/// A slow responder does not occupy the window of its destination at the expense of fast ones.
 #[test]
-fn slow_queue_pairs_leave_the_line_to_the_others() {
+fn slow_queue_pairs_do_not_block_fast_ones() {
     let off = CongestionControl::Off;
     let rate = |bytes: u64, time: u64| 8.0 * bytes as f64 / time as f64;
     let new = || {
@@ -103,7 +103,7 @@ fn slow_queue_pairs_leave_the_line_to_the_others() {
     }
 }
 
-/// A window of a queue pair holds, paced or not.
+/// The window of a queue pair applies, paced or not.
 #[test]
 fn a_window_of_few_packets_works() {
     for window in [1, 2, 3, 15, 16, 17] {
@@ -120,9 +120,9 @@ fn a_window_of_few_packets_works() {
     }
 }
 
-/// Five hundred rates on one engine, from 1 Mb/s to 5 Gb/s; each is kept.
+/// Five hundred rates on one engine, from 1 Mb/s to 5 Gb/s; each is accurate.
 #[test]
-fn wildly_different_rates_are_all_kept() {
+fn very_different_rates_are_all_accurate() {
     const QPS: u32 = 500;
     let setup = Setup {
         qp_type: QpType::Uc,
@@ -170,7 +170,7 @@ fn wildly_different_rates_are_all_kept() {
     let _ = peer.end();
 }
 
-/// The wheel is not busy: polls per frame of a paced queue pair.
+/// The wheel causes little work: polls per frame of a paced queue pair.
 #[test]
 fn few_polls_for_each_frame() {
     for megabits in [10, 100, 1000] {

@@ -1,4 +1,4 @@
-//! What a paced queue pair sends, and when.
+//! The frames of a paced queue pair, and their times.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use ferroce_test_support::peer::{Peer, REMOTE, RQ, Setup, pattern, sge};
 
 use crate::{GIGABIT, cnp, reaction, with};
 
-/// "never more than one frame and the burst ahead": what was saved at a high rate is not for a low one.
+/// "Never more than one frame and the burst ahead": credit of a high rate is not used at a low one.
 #[test]
 fn credit_of_a_high_rate_is_not_spent_at_a_low_one() {
     for (line, mtu) in [(400, PathMtu::Mtu256), (100, PathMtu::Mtu1024), (400, PathMtu::Mtu4096)] {
@@ -20,7 +20,7 @@ fn credit_of_a_high_rate_is_not_spent_at_a_low_one() {
         };
         let mut peer = Peer::with(Setup { config, mtu, qp_type: QpType::Uc, ..Setup::default() });
         let mr = peer.memory(&pattern(1 << 20));
-        // Something was sent, so that the bucket is full; then a train of CNPs, as in an incast.
+        // Something is sent, so that the bucket is full; then a series of CNPs, as in an incast.
         peer.post(1, SendOp::Write(REMOTE), &[sge(mr, 64)]);
         peer.advance(Duration::from_micros(100));
         peer.post(1, SendOp::Write(REMOTE), &[sge(mr, 64)]);
@@ -44,9 +44,9 @@ fn credit_of_a_high_rate_is_not_spent_at_a_low_one() {
     }
 }
 
-/// Three frames may leave at once after a pause, also if a poll was late once.
+/// Three frames may leave at once after a pause, also after a late poll.
 #[test]
-fn a_late_poll_is_not_remembered() {
+fn a_late_poll_does_not_increase_the_burst() {
     let config = |config| with(config, Dcqcn::PAPER.rpg_max_rate(100), 10 * GIGABIT);
     let mut peer =
         Peer::with(Setup { config, mtu: PathMtu::Mtu1024, qp_type: QpType::Uc, ..Setup::default() });
@@ -66,9 +66,9 @@ fn a_late_poll_is_not_remembered() {
     assert!(at_once <= 4, "{at_once} frames at once after a minute of silence");
 }
 
-/// The rate that `query_qp` tells is the rate that is kept: nobody waits for a frame at the rate of long ago.
+/// The rate of `query_qp` is applied: no frame waits according to an old rate.
 #[test]
-fn a_queue_pair_that_waits_goes_on_when_its_rate_recovers() {
+fn a_waiting_queue_pair_continues_when_its_rate_recovers() {
     let config = |config| with(config, Dcqcn::MLX5, 25 * GIGABIT);
     let mut peer =
         Peer::with(Setup { config, mtu: PathMtu::Mtu4096, qp_type: QpType::Uc, ..Setup::default() });
@@ -122,9 +122,9 @@ fn a_queue_pair_that_waits_goes_on_when_its_rate_recovers() {
     );
 }
 
-/// A poll each 20 µs, no congestion: control on costs little of what is sent without.
+/// A poll every 20 µs, no congestion: congestion control costs little throughput.
 #[test]
-fn a_control_without_congestion_keeps_the_line_busy() {
+fn without_congestion_the_line_is_used_fully() {
     for (interval, mtu) in [
         (5_000, PathMtu::Mtu1024),
         (10_000, PathMtu::Mtu1024),
@@ -166,7 +166,7 @@ fn a_control_without_congestion_keeps_the_line_busy() {
     }
 }
 
-/// An acknowledgement of what the peer sends is not kept back, though data waits.
+/// An acknowledgement of the peer's requests is not delayed, although data waits.
 #[test]
 fn acknowledgements_do_not_wait() {
     let config = |config| with(config, Dcqcn::PAPER.rpg_min_rate(1).rpg_max_rate(1), 10 * GIGABIT);

@@ -1,4 +1,4 @@
-//! Senders at the lowest rate: what a few forged CNPs can do at worst.
+//! Senders at the lowest rate: the worst effect of a few forged CNPs.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ fn slow(config: Config) -> Config {
     with(config, Dcqcn::PAPER.rpg_min_rate(1).rpg_max_rate(1), 10 * GIGABIT)
 }
 
-/// The ACK timer is no timer of the pacer: what was not yet sent again is not yet lost again.
+/// The ACK timer does not include the pacer's delay: a packet not yet retransmitted is not lost again.
 #[test]
-fn a_retransmission_that_the_pacer_holds_back_uses_up_no_retries() {
+fn a_retransmission_delayed_by_the_pacer_uses_no_retries() {
     for timeout in [9, 10, 11, 12] {
         let setup = Setup { config: slow, mtu: PathMtu::Mtu4096, timeout, ..Setup::default() };
         let mut peer = Peer::with(setup);
@@ -24,7 +24,7 @@ fn a_retransmission_that_the_pacer_holds_back_uses_up_no_retries() {
         peer.post(1, SendOp::Write(REMOTE), &[sge(mr, 1 << 15)]);
         let first = peer.take_packets();
         assert_eq!(first.len(), 4);
-        // The second was lost; the path is whole otherwise.
+        // The second was lost; nothing else is.
         peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
         let mut psn = SQ + 1;
         for _ in 0..4000 {
@@ -45,7 +45,7 @@ fn a_retransmission_that_the_pacer_holds_back_uses_up_no_retries() {
     }
 }
 
-/// Sixteen CNPs, no loss: the connection lives. The attacker knows an address and a queue pair number.
+/// Sixteen CNPs, no loss: the connection survives. The attacker knows an address and a queue pair number.
 #[test]
 fn forged_cnps_do_not_end_a_connection() {
     for timeout in [8, 9, 10, 11, 12] {
@@ -53,7 +53,7 @@ fn forged_cnps_do_not_end_a_connection() {
         let mut peer = Peer::with(Setup { config, mtu: PathMtu::Mtu4096, timeout, ..Setup::default() });
         let mr = peer.memory(&pattern(1 << 20));
         peer.post(1, SendOp::Write(REMOTE), &[sge(mr, 1 << 20)]);
-        // Five of 256 packets have left, none of which asks for an ACK.
+        // Five of 256 packets were sent, none of which requests an ACK.
         peer.poll();
         let mut psn = SQ;
         let mut seen = |peer: &mut Peer| {
@@ -68,7 +68,7 @@ fn forged_cnps_do_not_end_a_connection() {
             }
             psn
         };
-        // The CNPs go on.
+        // The CNPs continue.
         for n in 0..40_000 {
             if n % 2 == 0 {
                 peer.inject(cnp());
@@ -90,7 +90,7 @@ fn forged_cnps_do_not_end_a_connection() {
     }
 }
 
-/// As `a_slow_sender_asks_often_enough_to_hear_in_time`, where both ends have agreed on selective repeat.
+/// As `a_slow_sender_asks_often_enough_to_hear_in_time`, with selective repeat negotiated by both ends.
 fn asks_often_enough(setup: pair::Setup, seconds: u64, read: bool) -> (u64, u64, u64) {
     let mut pair = Pair::new(3, LinkConfig::default().delay(Duration::from_micros(2)), setup);
     let remote = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
@@ -138,7 +138,7 @@ fn a_slow_selective_sender_asks_often_enough_to_hear_in_time() {
     }
 }
 
-/// READs from a sender that is slow. The requester does not know: its ACK timeout must be longer than a frame takes there.
+/// READs from a slow sender. The requester does not know its rate: its ACK timeout must exceed the time of a frame there.
 /// One of 4 KiB takes 33 ms.
 #[test]
 fn reads_from_a_slow_responder_complete() {
@@ -169,7 +169,7 @@ fn reads_from_a_slow_responder_complete() {
 }
 
 #[test]
-fn a_slow_sender_mends_loss() {
+fn a_slow_sender_recovers_from_loss() {
     for selective_repeat in [false, true] {
         for (megabits, timeout) in [(10, 12), (100, 10), (1000, 8)] {
             let config = match megabits {

@@ -21,7 +21,7 @@ fn refusal(control: &str) -> String {
 
 /// Every preset is a column and every parameter a row, in the order of the code, with its unit, range and values.
 #[test]
-fn the_manual_has_every_parameter_as_it_is() {
+fn the_manual_has_every_parameter() {
     let rows = table("parameter");
     let (heading, rows) = rows.split_first().unwrap();
     assert_eq!(heading[..4], ["parameter", "unit", "range", "meaning"]);
@@ -55,10 +55,10 @@ fn the_manual_has_the_defaults_of_the_notification_point() {
     assert_eq!(found, expected);
 }
 
-/// The page's times of recovery: on a line of 25 Gb/s, a CNP in each 50 µs until the rate is 1 Gb/s or less; then none, and
+/// The page's recovery times: on a line of 25 Gb/s, a CNP every 50 µs until the rate is 1 Gb/s or less; then none, and
 /// frames of 4162 bytes at the current rate until it is 90 % of the line's.
 #[test]
-fn the_manual_tells_how_long_a_recovery_takes() {
+fn the_manual_has_the_recovery_times() {
     const FRAME: u32 = 4162;
     let presets = table("parameter").remove(0);
     let measured = presets[4..].iter().map(|preset| {

@@ -1,4 +1,4 @@
-//! What holds for any CNPs and parameters.
+//! Invariants for any CNPs and parameters.
 
 use ferroce::{Dcqcn, DcqcnRules, Nanos, ReactionPoint};
 use ferroce_driver_test_support::random::Random;
@@ -9,7 +9,7 @@ const SECOND: u64 = 1_000_000_000;
 /// Any parameters, and the line rate of their port.
 fn any_parameters(random: &mut Random) -> (Dcqcn, u64) {
     let line_rate = [1, 10, 25, 40, 100, 200, 400][random.below(7) as usize] * GIGABIT + random.below(2);
-    // From the least to the most, and small numbers as often as large ones.
+    // From the least to the greatest, with small numbers as often as large ones.
     fn pick(random: &mut Random, least: u64, most: u64) -> u32 {
         let scale = 1 << random.below(u64::from(most.ilog2()) + 1);
         (least + random.below(scale.min(most - least + 1))) as u32
@@ -43,8 +43,8 @@ fn state(point: &ReactionPoint, now: Nanos) -> (u64, u64, f64, u32, u32) {
     (point.rate(), point.target(), point.alpha(now), point.timer_stage(), point.byte_stage())
 }
 
-/// For trains of CNPs with bytes between them: the bounds hold all the time, it does not matter how often the time was
-/// told, and after enough silence the rate is the highest.
+/// For trains of CNPs with bytes between them: the bounds hold all the time, the number of calls with the time does not
+/// matter, and after enough silence the rate is the highest.
 #[test]
 fn rates_and_alpha_stay_in_their_bounds_and_recover() {
     let mut random = Random::from_env("FERROCE_DCQCN_SEED");
@@ -53,12 +53,12 @@ fn rates_and_alpha_stay_in_their_bounds_and_recover() {
         let lowest = u64::from(parameters.rpg_min_rate) * 1_000_000;
         let says = || format!("round {round}, line rate {line_rate}: {parameters}");
         let mut point = ReactionPoint::new(parameters, line_rate).unwrap();
-        // It is told of the time at its events alone.
+        // It is called only at the times of its events.
         let mut lazy = point.clone();
         let mut now = random.below(SECOND);
         let spacing = 1 << random.below(20);
         for _ in 0..500 {
-            // What is due at the very time of a CNP depends on the calls before it.
+            // Events due exactly at the time of a CNP depend on the calls before it.
             now += 1 + random.below(spacing);
             match random.below(4) {
                 0 => {
@@ -82,12 +82,12 @@ fn rates_and_alpha_stay_in_their_bounds_and_recover() {
             );
             assert!(target >= lowest, "target {target}, {}", says());
         }
-        // What is due at the very time of a CNP that comes last is carried out by neither yet.
+        // Events due exactly at the time of the last CNP have not been executed by either yet.
         point.advance(Nanos(now));
         lazy.advance(Nanos(now));
         assert_eq!(state(&point, Nanos(now)), state(&lazy, Nanos(now)), "{}", says());
 
-        // In the worst case each end of the timer adds the lesser increase, after the fast ones.
+        // In the worst case each timer event adds the lesser increase, after the fast ones.
         let least = u64::from(parameters.rpg_ai_rate.min(parameters.rpg_hai_rate));
         let steps = line_rate / (least * 1_000_000) + 100;
         let silence = steps * u64::from(parameters.rpg_time_reset) * 1000 + 1_000_000;
@@ -101,9 +101,9 @@ fn rates_and_alpha_stay_in_their_bounds_and_recover() {
     }
 }
 
-/// Whatever came before, a silence that is told of once leaves what one leaves that is told of at each event of the timer.
+/// One call after a silence leaves the same state as a call at each timer event.
 #[test]
-fn events_that_are_alike_are_counted_at_once_and_exactly() {
+fn equal_events_are_combined_exactly() {
     let mut random = Random::from_env("FERROCE_DCQCN_SEED");
     let mut raised = 0;
     for round in 0..600 {
@@ -126,7 +126,7 @@ fn events_that_are_alike_are_counted_at_once_and_exactly() {
             point.on_sent(2000, Nanos(now));
         }
         let start = point.clone();
-        // In hyper increase of the zhu rules the timer's period is half of this.
+        // In hyper increase of the zhu rules the timer's period is halved.
         for events in [3000, 20_000] {
             let end = now + events * u64::from(period) * 500;
             while now < end {
@@ -142,9 +142,9 @@ fn events_that_are_alike_are_counted_at_once_and_exactly() {
     assert!(raised > 20, "{raised} rates were between");
 }
 
-/// Twenty thousand looks after a silent day, whatever the parameters: event by event they would take hours.
+/// Twenty thousand calls after a silent day, for any parameters: event by event they would take hours.
 #[test]
-fn no_silence_takes_long() {
+fn silences_of_any_length_are_fast() {
     const DAY: u64 = 86_400 * SECOND;
     let slow =
         |parameters: Dcqcn| parameters.rpg_ai_rate(1).rpg_hai_rate(1).rpg_min_rate(1).rpg_time_reset(1);
@@ -178,7 +178,7 @@ fn no_silence_takes_long() {
     }
 }
 
-/// A silence of a day is over at once, and the last nanosecond there is can be told.
+/// A silence of a day is processed immediately, and the greatest time is accepted.
 #[test]
 fn a_long_silence_costs_little_and_nothing_overflows() {
     const DAY: u64 = 86_400 * SECOND;
@@ -199,7 +199,7 @@ fn a_long_silence_costs_little_and_nothing_overflows() {
             }
             point.on_cnp(Nanos(u64::MAX));
             point.on_sent(u32::MAX, Nanos(u64::MAX));
-            // A time that was told stays told.
+            // Time does not go back.
             point.on_sent(u32::MAX, Nanos(5));
             assert!(point.rate() <= 400 * GIGABIT && point.rate() >= 1_000_000, "{parameters}");
         }
@@ -217,9 +217,9 @@ fn a_reaction_point_without_cnps_sends_at_the_highest_rate() {
     assert_eq!(point.next_change(Nanos(SECOND)), Nanos::NEVER);
 }
 
-/// Every parameter at any place of its range.
+/// Every parameter, with any valid value.
 #[test]
-fn any_parameters_keep_the_bounds() {
+fn bounds_hold_for_any_parameters() {
     let all = [DcqcnRules::Paper, DcqcnRules::Zhu, DcqcnRules::Mlx];
     let mut random = Random::from_env("FERROCE_DCQCN_SEED");
     let ends = |random: &mut Random, least: u64, most: u64| match random.below(4) {

@@ -1,17 +1,17 @@
-//! Beside two published ns-3 simulators, event by event (pcap-fixtures/dcqcn).
+//! Comparison with two published ns-3 simulators, event by event (pcap-fixtures/dcqcn).
 
 use std::fs;
 use std::path::Path;
 
 use ferroce::{Dcqcn, Nanos, ReactionPoint};
 
-/// What a trace was made with: its file, the parameters, the line rate, and the packets of the sender.
+/// The input of a trace: its file, the parameters, the line rate, and the packets of the sender.
 struct Trace {
     file: &'static str,
     parameters: Dcqcn,
     line_rate: u64,
     packet: u32,
-    /// How long a packet takes on the line, in ns.
+    /// The time of a packet on the line, in ns.
     serialisation: u64,
 }
 
@@ -114,7 +114,7 @@ impl State {
     }
 }
 
-/// What changed in a reaction point, when, and the state after it.
+/// A change of a reaction point, its time, and the state after it.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     time: u64,
@@ -123,7 +123,7 @@ struct Change {
 }
 
 impl Change {
-    /// Whether it is what a trace calls an event of this kind.
+    /// Whether it is an event of this kind in the trace.
     fn is_of(&self, kind: &str) -> bool {
         let Change { before, after, .. } = self;
         match kind {
@@ -136,8 +136,8 @@ impl Change {
     }
 }
 
-/// A sender that always has something to send, of packets of one size. It is told of CNPs and of the time, and notes each
-/// change of its reaction point.
+/// A sender that always has packets of one size to send. It is passed CNPs and the time, and records each change of its
+/// reaction point.
 struct Sender<'a> {
     trace: &'a Trace,
     point: ReactionPoint,
@@ -157,12 +157,12 @@ impl<'a> Sender<'a> {
         State::of(&self.point, self.now)
     }
 
-    /// How long a packet takes at the current rate, in ns.
+    /// The time of a packet at the current rate, in ns.
     fn gap(&self) -> u64 {
         (8 * u64::from(self.trace.packet) * 1_000_000_000 / self.point.rate()).max(self.trace.serialisation)
     }
 
-    /// Everything before `until`.
+    /// Runs until before `until`.
     fn run(&mut self, until: u64) {
         loop {
             let before = self.state();
@@ -175,7 +175,7 @@ impl<'a> Sender<'a> {
             if change == next {
                 let gap = self.gap();
                 self.point.advance(Nanos(next));
-                // What the simulator does is not recorded; so its byte counters end where they do.
+                // The simulator's packets are not recorded; so its byte counters end when they do in the trace.
                 self.departure = (self.departure + self.gap()).saturating_sub(gap).max(next);
             } else {
                 self.point.on_sent(self.trace.packet, Nanos(next));
@@ -188,8 +188,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// The cut that comes together with this end of the timer, and with its clamp sets the target rate to what the timer
-    /// has made of the rate.
+    /// The cut at the same time as this timer event, whose clamp sets the target rate to the rate after the timer event.
     fn cut_at_end_of_timer(&self, row: &Row) -> Option<Change> {
         let is_it = |change: &&Change| change.time == row.time && change.is_of("cut");
         self.changes
@@ -199,13 +198,13 @@ impl<'a> Sender<'a> {
             .copied()
     }
 
-    /// Takes the change out that this line of the trace tells of.
+    /// Removes the change of this line of the trace.
     fn take(&mut self, row: &Row) -> Option<Change> {
         let slack = if row.kind() == "byte" { self.gap() + 1 } else { 0 };
         let is_it = |change: &Change| change.is_of(row.kind()) && change.time.abs_diff(row.time) <= slack;
         let found = self.changes.iter().position(is_it)?;
         let change = self.changes[found];
-        // At one time there may be another change, which has a line of its own.
+        // There may be another change at the same time, with its own line.
         let is_more = ["alpha", "timer", "byte", "cut"].iter().filter(|kind| change.is_of(kind)).count() > 1;
         if is_more {
             self.changes[found].before = match row.kind() {
@@ -219,17 +218,17 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// How far a trace was followed.
+/// How far the comparison has advanced.
 struct Followed {
     events: usize,
-    /// The largest relative difference of alpha or of a rate, besides what the trace rounds.
+    /// The largest relative difference of alpha or of a rate, beyond the rounding of the trace.
     worst: f64,
-    /// The largest difference in time of an event of the byte counter, in packets.
+    /// The largest difference in time of a byte counter event, in packets.
     latest: f64,
 }
 
 impl Followed {
-    /// A state beside that of a line: what the event of the line changes.
+    /// Compares a state with that of a line: the fields that the event changes.
     fn compare(&mut self, file: &str, row: &Row, state: State) {
         let (of_alpha, of_rates) = match row.kind() {
             "alpha" => (true, false),
@@ -262,13 +261,13 @@ impl Followed {
     }
 }
 
-/// Feeds the CNPs of a trace to a reaction point, and the bytes of a sender that it paces; each event of the trace must
-/// come of that, and none besides.
+/// Passes the CNPs of a trace to a reaction point, and the bytes of a sender that it paces; this must cause exactly the
+/// events of the trace.
 fn follow(trace: &Trace) -> Followed {
     let mut sender = Sender::new(trace);
     let mut followed = Followed { events: 0, worst: 0.0, latest: 0.0 };
     for row in rows(trace.file) {
-        // What is due at the time of a CNP comes before it if the trace has it before.
+        // Events at the time of a CNP are before it if they are in the trace.
         if row.kind() == "cnp" {
             sender.run(row.time);
             sender.now = row.time;
@@ -279,7 +278,7 @@ fn follow(trace: &Trace) -> Followed {
         sender.run(row.time + 1);
         let mut change = sender.take(&row);
         if change.is_none() && row.kind() == "byte" {
-            // It may come a packet later.
+            // It may be one packet later.
             sender.run(sender.departure + 1);
             change = sender.take(&row);
         }
@@ -289,7 +288,7 @@ fn follow(trace: &Trace) -> Followed {
             continue;
         }
         let Some(change) = change else {
-            // Where alpha is 1 it stays so.
+            // With alpha 1 it does not change.
             assert!(row.kind() == "alpha" && sender.state().alpha == 1.0, "{}: no {row:?}", trace.file);
             followed.compare(trace.file, &row, sender.state());
             continue;
@@ -297,7 +296,7 @@ fn follow(trace: &Trace) -> Followed {
         let packets = change.time.abs_diff(row.time) as f64 / sender.gap() as f64;
         followed.latest = followed.latest.max(packets);
         if row.kind() == "byte" {
-            // A packet left there at this time, whose rounding of each gap is not known.
+            // A packet was sent there at this time; the rounding of the gaps is unknown.
             sender.departure = (sender.departure + row.time - change.time).max(sender.now);
         }
         followed.compare(trace.file, &row, change.after);
@@ -308,7 +307,7 @@ fn follow(trace: &Trace) -> Followed {
 }
 
 #[test]
-fn every_event_of_the_published_simulators_arises_from_cnps_and_bytes() {
+fn events_of_the_published_simulators_are_reproduced() {
     println!("{:<36} {:>6} {:>12} {:>14}", "file", "events", "worst error", "bytes, packets");
     for trace in traces() {
         let Followed { events, worst, latest } = follow(&trace);

@@ -5,7 +5,7 @@ use ferroce::{CongestionControl, Dcqcn, DcqcnRules, Nanos, ReactionPoint};
 const GIGABIT: u64 = 1_000_000_000;
 const MICROSECOND: u64 = 1000;
 
-/// When the first CNP comes.
+/// The time of the first CNP.
 const START: Nanos = Nanos(1_000_000);
 
 fn after(micros: u64) -> Nanos {
@@ -78,7 +78,7 @@ fn the_target_grows_by_the_stages() {
     assert_eq!(point.target(), target + 200_000_000 + 4 * 200_000_000);
 }
 
-/// A byte counter ends when more than its bytes were sent.
+/// A byte counter ends when more than its number of bytes was sent.
 #[test]
 fn the_byte_counter_counts_what_was_sent_since_the_cut() {
     let mut point = ReactionPoint::new(Dcqcn::PAPER.rpg_byte_reset(3000), 10 * GIGABIT).unwrap();
@@ -95,7 +95,7 @@ fn the_byte_counter_counts_what_was_sent_since_the_cut() {
     assert_eq!(point.byte_stage(), 0);
 }
 
-/// Any number of CNPs in an interval of the mlx rules makes one cut.
+/// Any number of CNPs in an interval of the mlx rules causes one cut.
 #[test]
 fn a_hundred_cnps_in_one_interval_make_one_cut() {
     let mut point = ReactionPoint::new(Dcqcn::MLX5, 100 * GIGABIT).unwrap();
@@ -133,7 +133,7 @@ fn the_highest_rate_is_the_lines_or_that_of_the_parameters() {
 }
 
 #[test]
-fn controls_are_read_as_they_are_printed() {
+fn controls_parse_back() {
     let presets = ["paper", "zhu25", "zhu25p", "mlx25", "hpcc100", "mlx5"];
     for name in presets {
         let preset = Dcqcn::preset(name).unwrap();
@@ -158,7 +158,7 @@ fn controls_are_read_as_they_are_printed() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_invalid_parameter() {
     let refusals = [
         (
             "dcqcn",

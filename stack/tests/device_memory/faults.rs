@@ -1,4 +1,4 @@
-//! Copies that fail, a device that is lost, objects that go while copies are under way.
+//! Copies that fail, a lost device, objects destroyed during copies.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn sge(mr: Mr, length: usize) -> Sge {
     Sge { mr, offset: 0, length: length as u32 }
 }
 
-/// The work request of an end, to and from memory of devices.
+/// The work request of an end, from and to device memory.
 fn post(world: &mut World, op: usize, len: usize) {
     let to = world.remote_device[1].at(0);
     let op = [SendOp::Write(to), SendOp::Read(to), SendOp::Send][op];
@@ -78,9 +78,9 @@ fn a_device_that_is_lost_ends_everything() {
     }
 }
 
-/// Regions stay while the device may write them, and no longer.
+/// Regions stay as long as the device may write them, and no longer.
 #[test]
-fn memory_stays_while_copies_are_under_way() {
+fn memory_stays_during_copies() {
     let setup = Setup { timeout: 14, ..Setup::default() };
     let strict = Strict::default().latest(LATE);
     let mut world = World::new(5, LinkConfig::default(), setup, &strict, 1 << 20);
@@ -106,7 +106,7 @@ fn memory_stays_while_copies_are_under_way() {
 }
 
 #[test]
-fn a_queue_pair_goes_while_copies_are_under_way() {
+fn a_queue_pair_is_destroyed_during_copies() {
     for op in 0..3 {
         for steps in [3, 10, 30, 100] {
             let setup = Setup { timeout: 14, ..Setup::default() };
@@ -124,8 +124,8 @@ fn a_queue_pair_goes_while_copies_are_under_way() {
     }
 }
 
-/// A hundred queue pairs that WRITE and READ at once, in either direction, over four chunks: each waits for its turn, none is
-/// forgotten, and every byte is right.
+/// A hundred queue pairs that WRITE and READ at once, in either direction, with four chunks: each gets its turn, and every
+/// byte is correct.
 #[test]
 fn staging_is_shared_by_more_queue_pairs_than_it_has_chunks() {
     const QPS: usize = 100;
@@ -137,7 +137,7 @@ fn staging_is_shared_by_more_queue_pairs_than_it_has_chunks() {
         let strict = Strict::default().latest(Duration::from_micros(100));
         let mut world = World::new(1, LinkConfig::default(), setup, &strict, 4 * QPS * LEN);
         let sources = [0, 1].map(|end| world.fill(end, world.device[end], &mut random));
-        // The first quarter of an end is written by the other, the second takes what it READs; it sends from the others.
+        // The first quarter of an end is written by the other, the second receives its READs; it sends from the others.
         let at = |quarter: usize, n: usize| ((quarter * QPS + n) * LEN) as u64;
         for end in [0, 1] {
             for n in 0..QPS {

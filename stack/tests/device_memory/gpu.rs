@@ -1,4 +1,4 @@
-//! Two handles of a GPU, over each driver that needs no card.
+//! Two handles of a GPU, over each driver that needs no RNIC.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ struct End {
 
 impl End {
     fn new(port: Box<dyn PacketDriver>) -> Option<End> {
-        // Each end has a device of its own, as on two hosts.
+        // Each end has its own device handle, as on two hosts.
         let memory = gpu::first()?.allocate(BYTES).unwrap();
         let mut context = Context::open(port, &Config::default()).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
@@ -34,7 +34,7 @@ impl End {
         Some(End { context, pd, cq, mr, remote })
     }
 
-    /// The row of the GID table with its IPv4 address.
+    /// The index of its IPv4 address in the GID table.
     fn row(&self) -> usize {
         self.context.port().gids.iter().position(|entry| !entry.gid.is_ipv6()).unwrap()
     }
@@ -98,7 +98,7 @@ impl Ends {
         made.map(|(qp, _)| qp)
     }
 
-    /// SENDs by which something else travels from device to device, each compared when it has completed.
+    /// Messages between devices by SENDs, each compared when it has completed.
     fn send(&mut self, qps: [Qp; 2], op: SendOp, sizes: &[usize], grh: usize, random: &mut Random) {
         for (n, len) in sizes.iter().copied().enumerate() {
             let source = self.fill(0, random);
@@ -157,7 +157,7 @@ impl Ends {
         let to = SendOp::SendTo(Destination { ah, qpn, qkey });
         self.send(datagrams, to, &SIZES[..3], 40, random);
 
-        // Nothing is kept.
+        // No references are left.
         datagrams.iter_mut().zip(&mut self.ends).for_each(|(qp, end)| end.context.destroy_qp(*qp).unwrap());
         for (n, end) in self.ends.iter_mut().enumerate() {
             end.context.destroy_qp(qps[n]).unwrap();

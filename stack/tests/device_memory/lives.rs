@@ -1,4 +1,4 @@
-//! Copies that are under way when a queue pair, a key or a region ends.
+//! Copies that are outstanding when a queue pair, a key or a region ends.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use ferroce_test_support::pair::{End, Setup};
 
 use super::world::{World, sge};
 
-/// The late copy of one that is gone does not land on what another has brought since.
+/// The late copy of a destroyed queue pair must not overwrite later data of another one.
 #[test]
-fn bytes_of_a_queue_pair_that_is_gone_land_before_those_of_others() {
+fn bytes_of_a_destroyed_queue_pair_land_before_later_ones() {
     for seed in 0..40 {
         let setup = Setup { qps: 2, timeout: 16, ..Setup::default() };
         let late = Strict::default().seed(seed).latest(Duration::from_millis(10));
@@ -36,7 +36,7 @@ fn bytes_of_a_queue_pair_that_is_gone_land_before_those_of_others() {
     }
 }
 
-/// A peer that writes all the time can't put the end of a registration off.
+/// A peer that writes all the time can't delay the end of a registration.
 #[test]
 fn the_first_call_to_deregister_ends_the_access() {
     let link = LinkConfig::default().rate(10_000_000_000).delay(Duration::from_micros(2));
@@ -54,7 +54,7 @@ fn the_first_call_to_deregister_ends_the_access() {
         assert!(matches!(error, Error::Busy { .. }), "{error}");
         assert!(world.step());
     }
-    // Copies that were under way, and what had come.
+    // Outstanding copies, and data received before.
     let took = world.pair.now.since(began);
     assert!(took < Duration::from_micros(300), "{took:?}");
     let statuses: Vec<WcStatus> = (0..60).map(|_| world.completion(0).status).collect();
@@ -62,7 +62,7 @@ fn the_first_call_to_deregister_ends_the_access() {
 }
 
 #[test]
-fn a_key_that_is_invalidated_brings_no_more_bytes() {
+fn an_invalidated_key_accepts_no_more_bytes() {
     let late = Strict::default().latest(Duration::from_millis(10));
     let setup = Setup { qps: 2, timeout: 16, ..Setup::default() };
     let mut world = World::new(3, LinkConfig::default(), setup, &late, 1 << 17);
@@ -74,7 +74,7 @@ fn a_key_that_is_invalidated_brings_no_more_bytes() {
     }
     world.post_on(1, 1, 2, SendOp::LocalInvalidate(to.rkey), &[], SendFlags::SIGNALED);
     world.step();
-    // Under it nothing more is taken.
+    // With it nothing more is accepted.
     world.post(0, 3, SendOp::Write(to.at(0)), &[sge(host, 1000, 1000)]);
     world.success(1, 2);
     assert_eq!(world.read(1, world.device[1], 0, 1000), [1; 1000]);
@@ -84,9 +84,9 @@ fn a_key_that_is_invalidated_brings_no_more_bytes() {
     assert_eq!(world.read(1, world.device[1], 0, 1000), [1; 1000]);
 }
 
-/// The manual's way to get memory back before its region goes.
+/// The manual's method to get memory back before its region is deregistered.
 #[test]
-fn what_is_flushed_is_told_behind_copies() {
+fn flushed_work_completes_after_copies() {
     for seed in 0..20 {
         let late = Strict::default().seed(seed).latest(Duration::from_millis(10));
         let mut world = World::new(seed, LinkConfig::default(), Setup::default(), &late, 1 << 13);

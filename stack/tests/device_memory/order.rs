@@ -1,4 +1,4 @@
-//! What is told, and when, beside bytes that land late or never.
+//! The order of acknowledgements and completions when bytes land late or never.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use ferroce_test_support::pair::Setup;
 
 use super::world::{World, sge};
 
-/// Each copy fails, 50 µs late at most.
+/// Each copy fails, at most 50 µs late.
 fn failing() -> Strict {
     Strict::default().fails_one_in(1).latest(Duration::from_micros(50))
 }
@@ -30,20 +30,20 @@ const MS: Duration = Duration::from_millis(1);
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 
 #[test]
-fn a_read_that_fails_completes_before_what_is_flushed() {
+fn a_failed_read_completes_before_flushed_work() {
     let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);
     let (from, device, host) = (world.remote_host[1].at(0), world.device[0], world.host[0]);
     world.post(0, 1, SendOp::Read(from), &[sge(device, 0, 100)]);
-    // Nobody receives them.
+    // There is no receive for them.
     world.post(0, 2, SendOp::Send, &[sge(host, 0, 100)]);
     world.post(0, 3, SendOp::Send, &[sge(host, 0, 100)]);
     let told = statuses(&world.completions_within(0, 500 * MS));
     assert_eq!(told, [(1, WcStatus::FatalErr), (2, FLUSHED), (3, FLUSHED)]);
 }
 
-/// A WRITE whose bytes can't be gathered fails while a READ before it lands, whose copy fails then.
+/// A WRITE whose bytes can't be gathered fails while the data of a READ before it is copied, whose copy fails then.
 #[test]
-fn a_send_queue_tells_one_cause() {
+fn a_send_queue_reports_one_cause() {
     let mut second = 0;
     for seed in 0..40 {
         let failing = failing().seed(seed).latest(Duration::from_micros(400));
@@ -60,7 +60,7 @@ fn a_send_queue_tells_one_cause() {
 }
 
 #[test]
-fn a_receive_that_fails_completes_before_what_is_flushed() {
+fn a_failed_receive_completes_before_flushed_work() {
     let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);
     let (device, [here, there]) = (world.device[1], world.host);
     world.post_recv(1, 1, &[sge(device, 0, 100)]);
@@ -73,7 +73,7 @@ fn a_receive_that_fails_completes_before_what_is_flushed() {
 
 /// The NAK of a later request would acknowledge the WRITE whose copy has failed.
 #[test]
-fn a_write_that_fails_is_not_acknowledged_by_what_comes_behind_it() {
+fn a_failed_write_is_not_acknowledged_by_later_requests() {
     for with_read in [false, true] {
         let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);
         let (to, there, host) = (world.remote_device[1].at(0), world.remote_host[1], world.host[0]);
@@ -90,14 +90,14 @@ fn a_write_that_fails_is_not_acknowledged_by_what_comes_behind_it() {
     }
 }
 
-/// Nor by the NAK for it, once another copy behind it has failed as well.
+/// Nor by its NAK, if another copy after it has failed as well.
 #[test]
-fn a_write_that_fails_is_not_acknowledged_by_the_next_that_does() {
+fn a_failed_write_is_not_acknowledged_by_the_next_failure() {
     for (seed, distance) in (0..20).flat_map(|seed| [(seed, 0), (seed, 70_000)]) {
         let strict = failing().seed(seed);
         let mut world = World::new(seed, LinkConfig::default(), patient(), &strict, 1 << 18);
         let (there, host) = (world.remote_device[1], world.host[0]);
-        // Each in a batch of its own: they overlap, or fill a chunk.
+        // Each in a separate batch: they overlap, or fill a chunk.
         world.post(0, 1, SendOp::Write(there.at(0)), &[sge(host, 0, 100 + distance)]);
         world.post(0, 2, SendOp::Write(there.at(distance as u64)), &[sge(host, 0, 100)]);
         world.post(0, 3, SendOp::Write(there.at(0)), &[sge(host, 0, 100)]);
@@ -106,9 +106,9 @@ fn a_write_that_fails_is_not_acknowledged_by_the_next_that_does() {
     }
 }
 
-/// A copy that fails at once, while another behind it has ended long ago or ends well.
+/// A copy that fails immediately, while another one after it has ended long ago or succeeds.
 #[test]
-fn all_is_told_whichever_copy_fails() {
+fn all_work_completes_whichever_copy_fails() {
     for seed in 0..200 {
         let strict = Strict::default().seed(seed).fails_one_in(3).latest(Duration::from_millis(3));
         let mut world = World::new(seed, LinkConfig::default(), patient(), &strict, 1 << 18);
@@ -124,14 +124,14 @@ fn all_is_told_whichever_copy_fails() {
             assert!(told.iter().map(|(wr_id, _)| *wr_id).eq(0..4), "seed {seed}: {told:?}");
             told.iter().take_while(|(_, status)| *status == WcStatus::Success).count()
         });
-        // What the sender was told to be there is there.
+        // Data reported to the sender as delivered is there.
         assert!(successes[0] <= successes[1], "seed {seed}: {told:?}");
     }
 }
 
-/// Memory of the host that is written behind a device's is written in the order of the messages.
+/// Host memory after device memory is written in the order of the messages.
 #[test]
-fn a_message_is_not_overwritten_by_a_write_before_it() {
+fn a_message_is_not_overwritten_by_an_earlier_write() {
     for (seed, selective_repeat) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
         let setup = Setup { timeout: 16, selective_repeat, ..Setup::default() };
         let mut world = World::new(seed, LinkConfig::default(), setup, &late().seed(seed), 1 << 17);
@@ -153,7 +153,7 @@ fn a_message_is_not_overwritten_by_a_write_before_it() {
 }
 
 #[test]
-fn what_came_before_a_write_that_fails_is_answered() {
+fn requests_before_a_failed_write_are_answered() {
     let link = LinkConfig::default().rate(1_000_000_000);
     let setup = Setup { timeout: 14, frames: 64, ..Setup::default() };
     let mut world = World::new(1, link, setup, &failing(), 1 << 20);
@@ -165,7 +165,7 @@ fn what_came_before_a_write_that_fails_is_answered() {
 }
 
 #[test]
-fn a_read_that_fails_is_told_though_it_is_not_signaled() {
+fn a_failed_unsignaled_read_is_reported() {
     let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);
     let (from, device) = (world.remote_host[1].at(0), world.device[0]);
     world.post_on(0, 0, 1, SendOp::Read(from), &[sge(device, 0, 100)], SendFlags::default());
@@ -173,9 +173,9 @@ fn a_read_that_fails_is_told_though_it_is_not_signaled() {
     assert_eq!(told, [(1, WcStatus::FatalErr)]);
 }
 
-/// A flag in memory of the host: by a WRITE, and by whatever else changes a word.
+/// A flag in host memory, set by a WRITE, and by every other operation that changes a word.
 #[test]
-fn a_flag_of_the_host_is_set_behind_the_bytes_of_the_device() {
+fn a_flag_in_host_memory_is_set_after_device_memory() {
     for flag in 0..4 {
         let setup = Setup { timeout: 16, ..Setup::default() };
         let mut world = World::new(3, LinkConfig::default(), setup, &late(), 1 << 17);
@@ -202,7 +202,7 @@ fn a_flag_of_the_host_is_set_behind_the_bytes_of_the_device() {
 }
 
 #[test]
-fn the_event_of_the_last_receive_comes_behind_its_completion() {
+fn the_event_of_the_last_receive_follows_its_completion() {
     let setup = Setup { srq: true, timeout: 16, ..Setup::default() };
     let mut world = World::new(3, LinkConfig::default(), setup, &late(), 1 << 17);
     let (device, host) = (world.device[1], world.host[0]);
@@ -227,9 +227,9 @@ fn the_event_of_the_last_receive_comes_behind_its_completion() {
     assert_eq!(received, [(5, WcStatus::Success)]);
 }
 
-/// What has landed is acknowledged while other bytes are on their way still, or a sender would wait for all of a window.
+/// Landed data is acknowledged while other bytes are still in flight; otherwise a sender would wait for a whole window.
 #[test]
-fn what_is_there_is_acknowledged_while_more_lands() {
+fn landed_data_is_acknowledged_while_more_arrives() {
     for selective_repeat in [false, true] {
         let setup = Setup { timeout: 14, selective_repeat, ..Setup::default() };
         let link = LinkConfig::default().rate(10_000_000_000).delay(Duration::from_micros(2));
@@ -244,7 +244,7 @@ fn what_is_there_is_acknowledged_while_more_lands() {
             world.success(0, n);
             times.push(world.pair.now.0);
         }
-        // Bytes take 0.8 ms on the link.
+        // The bytes take 0.8 ms on the link.
         let halfway = times[30] - times[0];
         times.dedup();
         assert!(times.len() >= 20, "{} times, selective repeat {selective_repeat}: {times:?}", times.len());

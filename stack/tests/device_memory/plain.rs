@@ -1,4 +1,4 @@
-//! Each verb between memory of devices and of hosts, both ways round.
+//! Each verb between device memory and host memory, in both directions.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn writes_are_there_when_they_complete() {
 }
 
 #[test]
-fn reads_bring_what_is_there() {
+fn reads_return_the_contents() {
     let mut random = Random::from_env("FERROCE_DEVICE_SEED");
     for selective_repeat in [false, true] {
         let setup = Setup { selective_repeat, ..Setup::default() };
@@ -79,7 +79,7 @@ fn messages_are_there_when_they_complete() {
 }
 
 #[test]
-fn pieces_of_hosts_and_devices_are_one_message() {
+fn a_message_may_have_pieces_of_host_and_device() {
     let mut random = Random::from_env("FERROCE_DEVICE_SEED");
     let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 1 << 16);
     let config = QpConfig::rc(world.pair.ends[0].pd, world.pair.ends[0].cq);
@@ -96,8 +96,8 @@ fn pieces_of_hosts_and_devices_are_one_message() {
     world.end();
 }
 
-/// They come in one poll and are copied at once, as far as one copy has room for pieces; a packet that goes on where the last one ended
-/// needs no room for that.
+/// They arrive in one poll and are copied at once, as far as one copy has room for pieces; a packet that continues the last
+/// one needs no further piece.
 #[test]
 fn many_pieces_come_in_one_poll() {
     for read in [false, true] {
@@ -131,9 +131,9 @@ fn many_pieces_come_in_one_poll() {
     }
 }
 
-/// What is sent while it is being copied is what was there when it was posted, and costs no copy per packet.
+/// Data is gathered once per chunk, not per packet.
 #[test]
-fn copies_are_of_chunks() {
+fn data_is_copied_per_chunk() {
     let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 1 << 20);
     let len = 1 << 20;
     world.post(0, 1, SendOp::Write(world.remote_device[1].at(0)), &[sge(world.device[0], 0, len)]);
@@ -150,7 +150,7 @@ fn copies_are_of_chunks() {
     world.end();
 }
 
-/// A window lets no atomics in that its region could not take.
+/// A window can't grant atomics that its region does not support.
 #[test]
 fn windows_for_atomics_are_not_bound_to_memory_of_devices() {
     let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 4096);
@@ -172,7 +172,7 @@ fn windows_for_atomics_are_not_bound_to_memory_of_devices() {
 }
 
 #[test]
-fn atomics_are_refused_where_they_are_asked_for() {
+fn atomics_are_refused_when_requested() {
     let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 4096);
     let end = &mut world.pair.ends[0];
     let remote = world.remote_host[1].at(0);

@@ -1,4 +1,4 @@
-//! Chunks are few: nobody keeps them for nothing, and nobody waits for ever.
+//! Few chunks: no queue pair holds them needlessly, and none waits forever.
 
 use std::time::Duration;
 
@@ -34,10 +34,10 @@ fn a_queue_pair_that_has_failed_keeps_no_chunks() {
     world.success(0, 2);
 }
 
-/// What was gathered is given up for another queue pair, and then more is acknowledged than was gathered anew, which ends in the
-/// middle of a packet: pieces end anywhere.
+/// Gathered data is dropped for another queue pair, and then more is acknowledged than was gathered again, which ends
+/// within a packet: pieces end anywhere.
 #[test]
-fn bytes_that_are_gathered_anew_begin_with_a_packet() {
+fn bytes_gathered_again_start_with_a_packet() {
     for seed in 0..400 {
         let mut random = Random::new(seed);
         let setup = Setup { qps: 2, timeout: 14, config: four_chunks, ..Setup::default() };
@@ -51,7 +51,7 @@ fn bytes_that_are_gathered_anew_begin_with_a_packet() {
         world.pair.ends[0].context.write(host, 0, &bytes[40_001..40_011]).unwrap();
         let pieces = [sge(device, 0, 40_001), sge(host, 0, 10), sge(device, 40_011, 156_597)];
         world.post_on(0, 0, 1, SendOp::Write(there.at(0)), &pieces, SendFlags::SIGNALED);
-        // At any time of it.
+        // At any moment of it.
         let other = [sge(device, 0, 100)];
         for _ in 0..4 {
             for _ in 0..random.below(60) {
@@ -66,10 +66,10 @@ fn bytes_that_are_gathered_anew_begin_with_a_packet() {
     }
 }
 
-/// Each queue pair WRITEs from its device and READs to it behind that, and all is lost for a while: what is gathered, and what is
-/// kept for READs, must not wait for each other.
+/// Each queue pair WRITEs from its device and READs to it after that, and everything is lost for a while: gathered data,
+/// and chunks reserved for READs, must not wait for each other.
 #[test]
-fn an_outage_ends_nothing_for_want_of_chunks() {
+fn an_outage_with_few_chunks_ends_nothing() {
     let as_usual: Configure = |config| config;
     let cases = [(four_chunks as Configure, 2, 1 << 10), (four_chunks, 8, 1 << 10), (as_usual, 100, 1 << 16)];
     for selective_repeat in [false, true] {
@@ -95,7 +95,7 @@ fn an_outage_ends_nothing_for_want_of_chunks() {
     }
 }
 
-/// Bytes of one packet go to two devices in turn, in more pieces than there are chunks.
+/// Bytes of one packet are for two devices alternately, in more pieces than there are chunks.
 #[test]
 fn a_list_may_change_devices_more_often_than_there_are_chunks() {
     let setup = Setup { qp_type: QpType::Ud, config: six_chunks, ..Setup::default() };
@@ -123,14 +123,14 @@ fn a_list_may_change_devices_more_often_than_there_are_chunks() {
         let to = Destination { qpn, ..world.pair.ends[0].destination.unwrap() };
         world.post(0, 1, SendOp::SendTo(to), &[sge(host, 0, 560)]);
         world.success(1, 5);
-        // Behind the GRH.
+        // After the GRH.
         let found: Vec<u8> =
             pieces.iter().flat_map(|piece| world.read(1, piece.mr, piece.offset, 50)).collect();
         assert_eq!(found[40..], bytes, "round {round}");
     }
 }
 
-/// Datagrams that find no chunk are lost, and counted: each is there or in the counter, and its receive is left for the next.
+/// Datagrams that find no chunk are dropped and counted: each is received or counted, and its receive is left for the next.
 #[test]
 fn datagrams_that_find_no_chunk_are_counted() {
     let setup = Setup { qp_type: QpType::Ud, config: four_chunks, ..Setup::default() };
@@ -157,10 +157,10 @@ fn datagrams_that_find_no_chunk_are_counted() {
     }
 }
 
-/// Receives and READs with pieces of two devices and of the host, of more queue pairs than there are chunks for: a packet takes all
-/// of its chunks or none.
+/// Receives and READs with pieces of two devices and of the host, of more queue pairs than there are chunks for: a packet
+/// takes all of its chunks or none.
 #[test]
-fn lists_of_many_queue_pairs_get_their_chunks_in_turn() {
+fn lists_of_many_queue_pairs_get_chunks_in_turn() {
     for (qps, len, loss, selective_repeat) in
         [(5, 900, 0.0, false), (12, 900, 0.0, false), (16, 2000, 0.02, false), (12, 2000, 0.02, true)]
     {
@@ -211,7 +211,8 @@ fn lists_of_many_queue_pairs_get_their_chunks_in_turn() {
     }
 }
 
-/// Those that find no chunk are asked again: nobody is told to wait who would be asked soon, so a peer that takes no RNR NAK goes on.
+/// Requests that find no chunk are requested again, without an RNR NAK if that is soon, so a peer without RNR retries
+/// continues.
 #[test]
 fn a_request_that_finds_no_chunk_costs_no_rnr_retry() {
     for selective_repeat in [false, true] {
@@ -230,10 +231,10 @@ fn a_request_that_finds_no_chunk_costs_no_rnr_retry() {
     }
 }
 
-/// Peers that never answer READs, of queue pairs without an ACK timeout, keep the chunks that were to take the responses; others
-/// send and READ all the same.
+/// Peers that never answer READs, of queue pairs without an ACK timeout, keep the chunks reserved for the responses; others
+/// send and READ nevertheless.
 #[test]
-fn peers_that_answer_no_read_starve_nobody() {
+fn peers_that_never_answer_reads_do_not_starve_others() {
     for (config, silent) in [(four_chunks as Configure, 3), (|config| config, 40)] {
         let setup = Setup { qps: silent + 2, timeout: 0, config, ..Setup::default() };
         let late = Strict::default().latest(Duration::from_micros(100));
@@ -253,14 +254,14 @@ fn peers_that_answer_no_read_starve_nobody() {
         for _ in 0..20 {
             assert_eq!(world.completion(0).status, WcStatus::Success);
         }
-        // As often as the room must be taken from somebody, it takes 100 ms.
+        // Each time chunks must be taken from a queue pair, it takes 100 ms.
         assert!(world.pair.now.since(began) < Duration::from_secs(3), "{:?}", world.pair.now.since(began));
     }
 }
 
-/// A device whose memory is gone makes room for another.
+/// A device whose memory was deregistered makes room for another.
 #[test]
-fn as_many_devices_come_and_go_as_like() {
+fn any_number_of_devices_in_sequence() {
     let setup = Setup { config: |config| config.staging_chunks(256), ..Setup::default() };
     let mut world = World::new(1, LinkConfig::default(), setup, &Strict::default(), 1 << 12);
     for n in 0..200 {
@@ -286,7 +287,7 @@ fn as_many_devices_come_and_go_as_like() {
 
 /// One packet may bring bytes for each device and for the host.
 #[test]
-fn devices_need_chunks() {
+fn each_device_needs_chunks() {
     let mut world = World::new(
         1,
         LinkConfig::default(),
@@ -304,7 +305,7 @@ fn devices_need_chunks() {
     );
 }
 
-/// Queue pairs between devices whose copies are late by so many microseconds at most, and few chunks.
+/// Queue pairs between devices with copies at most this many microseconds late, and few chunks.
 fn crowd(qps: usize, setup: Setup, seed: u64, late: u64) -> World {
     let setup = Setup { qps, config: four_chunks, ..setup };
     let link = LinkConfig::default().rate(10_000_000_000).delay(Duration::from_micros(2));
@@ -312,7 +313,7 @@ fn crowd(qps: usize, setup: Setup, seed: u64, late: u64) -> World {
     World::new(seed, link, setup, &strict, 1 << 18)
 }
 
-/// All succeed, by then.
+/// All succeed within this time.
 fn end_within(world: &mut World, end: usize, count: usize, most: Duration) {
     let (began, mut polled) = (world.pair.now, world.pair.now);
     let (mut done, mut more) = (0, true);
@@ -334,22 +335,22 @@ fn end_within(world: &mut World, end: usize, count: usize, most: Duration) {
     }
 }
 
-/// Answers to READs that end anywhere in a chunk: it goes when they are sent, be there another or not. Without an ACK timeout
-/// nobody asks twice.
+/// Responses to READs that end anywhere in a chunk: it is released when they are sent, whether there is another or not.
+/// Without an ACK timeout no request is repeated.
 #[test]
-fn answers_wait_for_no_chunk_with_one_that_is_used_up() {
+fn responses_release_used_chunks_before_waiting() {
     let mut world = crowd(5, Setup { timeout: 0, ..Setup::default() }, 1, 100);
     let (from, to) = (world.remote_device[1].at(0), world.host[0]);
     for n in 0..1000 {
         world.post_on(0, n % 5, n as u64 % 5, SendOp::Read(from), &[sge(to, 0, 3000)], SendFlags::SIGNALED);
-        // Eight of each are under way.
+        // Eight of each are outstanding.
         if n >= 40 {
             end_within(&mut world, 0, 1, Duration::from_millis(10));
         }
     }
 }
 
-/// What is kept for a peer's request waits for its sends, which wait for what it keeps for this end's.
+/// Chunks kept for a peer's request wait for the peer's sends, which wait for chunks kept for local requests.
 #[test]
 fn both_ends_send_between_few_chunks() {
     for seed in 0..20 {
@@ -365,9 +366,9 @@ fn both_ends_send_between_few_chunks() {
     }
 }
 
-/// With selective repeat too, a response that finds no chunk is asked for again when there is one.
+/// With selective repeat too, a response that finds no chunk is requested again when there is one.
 #[test]
-fn a_response_that_finds_no_chunk_is_asked_for_without_a_timer() {
+fn a_response_without_a_chunk_is_requested_again_without_a_timer() {
     for selective_repeat in [false, true] {
         let mut world = crowd(6, Setup { timeout: 0, selective_repeat, ..Setup::default() }, 1, 100);
         let (from, to) = (world.remote_host[1].at(0), world.device[0]);
@@ -378,10 +379,10 @@ fn a_response_that_finds_no_chunk_is_asked_for_without_a_timer() {
     }
 }
 
-/// Both ends WRITE, SEND and READ lists over two devices, all at once: what one keeps for what is to come must not be what the other
-/// needs to send it. Without an ACK timeout nobody asks twice.
+/// Both ends WRITE, SEND and READ lists over two devices, all at once: chunks that one reserves for future data must not be
+/// those that the other needs to send it. Without an ACK timeout no request is repeated.
 #[test]
-fn everything_at_once_both_ways_comes_to_an_end() {
+fn everything_at_once_in_both_directions_completes() {
     for seed in 0..12 {
         let selective_repeat = seed % 2 == 1;
         let qps = [6, 20, 40][seed as usize % 3];
@@ -431,9 +432,9 @@ fn everything_at_once_both_ways_comes_to_an_end() {
     }
 }
 
-/// The queue of a device is full most of the time: nobody keeps a place for a chunk that it has.
+/// The queue of a device is full most of the time: no queue pair keeps a place for a chunk that it has.
 #[test]
-fn a_full_queue_of_a_device_stalls_nobody() {
+fn a_full_device_queue_stalls_no_queue_pair() {
     for (qps, depth) in [(6, 1), (40, 8), (40, 64)] {
         let setup = Setup { qps, timeout: 16, ..Setup::default() };
         let late = Strict::default().depth(depth).latest(Duration::from_micros(200));
@@ -442,15 +443,15 @@ fn a_full_queue_of_a_device_stalls_nobody() {
         for n in 0..30 * qps {
             world.post_on(0, n % qps, 1, SendOp::Write(to), &[sge(from, 0, 200)], SendFlags::SIGNALED);
         }
-        // As many copies as there are, each as late as can be.
+        // The largest number of copies, each as late as possible.
         let most = Duration::from_micros(250) * (30 * qps).div_ceil(depth) as u32;
         end_within(&mut world, 0, 30 * qps, most);
     }
 }
 
-/// Peers write without end: one WRITE and one READ of this end are done all the same.
+/// Peers write without end: one WRITE and one READ of this end complete nevertheless.
 #[test]
-fn requests_leave_room_for_own_ones() {
+fn requests_of_peers_leave_room_for_local_ones() {
     let mut world = crowd(10, Setup { timeout: 16, ..Setup::default() }, 1, 100);
     let (here, there) = (world.remote_device[0].at(0), world.remote_host[1].at(0));
     let (device, host) = (world.device[0], world.host[1]);
@@ -473,9 +474,9 @@ fn requests_leave_room_for_own_ones() {
     panic!("{own} of 2 while the peers have written 3500 times");
 }
 
-/// A chunk goes with the acknowledgement of what is in it, not when somebody else looks for one.
+/// A chunk is released when its contents are acknowledged, not when another queue pair needs one.
 #[test]
-fn queue_pairs_at_rest_keep_no_chunks() {
+fn idle_queue_pairs_keep_no_chunks() {
     let mut world = crowd(6, Setup { timeout: 16, ..Setup::default() }, 1, 100);
     let (to, from) = (world.remote_host[1].at(0), world.device[0]);
     for n in 0..24 {
@@ -484,9 +485,9 @@ fn queue_pairs_at_rest_keep_no_chunks() {
     }
 }
 
-/// Who waits for a copy is woken when it ends.
+/// A loop that waits for a copy is woken when it ends.
 #[test]
-fn nobody_is_asked_all_the_time_whether_a_copy_has_ended() {
+fn a_waiting_loop_does_not_poll_for_copies() {
     let setup = Setup { timeout: 16, ..Setup::default() };
     let late = Strict::default().depth(1).latest(Duration::from_millis(10));
     let mut world = World::new(1, LinkConfig::default(), setup, &late, 1 << 17);

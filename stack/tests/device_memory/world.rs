@@ -1,4 +1,4 @@
-//! A pair of ends with memory of devices.
+//! A pair of ends with device memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use ferroce_test_support::pair::{End, Pair, Setup};
 pub(crate) struct World {
     pub(crate) pair: Pair,
     pub(crate) devices: [Arc<StrictDevice>; 2],
-    /// Memory of a device at each end, and as much of the host.
+    /// Device memory at each end, and as much host memory.
     pub(crate) device: [Mr; 2],
     pub(crate) host: [Mr; 2],
-    /// Where peers reach them.
+    /// The addresses for peers.
     pub(crate) remote_device: [RemoteMemory; 2],
     pub(crate) remote_host: [RemoteMemory; 2],
-    /// Completions of each end that nobody has looked at.
+    /// Completions of each end that were not examined.
     completions: [VecDeque<WorkCompletion>; 2],
 }
 
@@ -61,7 +61,7 @@ impl World {
         context.register(*pd, memory, rights()).unwrap()
     }
 
-    /// Fills a region with bytes that no other draw has.
+    /// Fills a region with unique random bytes.
     pub(crate) fn fill(&mut self, end: usize, mr: Mr, random: &mut Random) -> Vec<u8> {
         let length = self.pair.ends[end].context.remote(mr).unwrap().length as usize;
         let bytes: Vec<u8> = (0..length).map(|_| random.below(256) as u8).collect();
@@ -101,7 +101,7 @@ impl World {
         self.pair.ends[end].context.post_recv(qp, &ReceiveWorkRequest { wr_id, sges }).unwrap();
     }
 
-    /// One step; `false` when there is nothing more to come.
+    /// One step; `false` when there is no further event.
     pub(crate) fn step(&mut self) -> bool {
         let more = self.pair.step();
         for (end, taken) in self.pair.ends.iter_mut().zip(&mut self.completions) {
@@ -135,7 +135,7 @@ impl World {
         self.completions[end].drain(..).collect()
     }
 
-    /// What both ends have counted.
+    /// The counters of both ends.
     pub(crate) fn counted(&self) -> String {
         let counted = |end: &End| -> Vec<String> {
             let counters = end.context.counters();
@@ -151,12 +151,12 @@ impl World {
         completion
     }
 
-    /// A completion that has come already.
+    /// A completion that has arrived already.
     pub(crate) fn come(&mut self, end: usize) -> Option<WorkCompletion> {
         self.completions[end].pop_front()
     }
 
-    /// Until nothing moves any more.
+    /// Runs until nothing moves any more.
     pub(crate) fn settle(&mut self) {
         let limit = self.pair.now + Duration::from_secs(100);
         while self.step() {
@@ -164,11 +164,11 @@ impl World {
         }
     }
 
-    /// Nothing is left behind: without queue pairs, and once copies have ended, regions can be deregistered.
+    /// Nothing is leaked: after queue pairs were destroyed and copies have ended, regions can be deregistered.
     pub(crate) fn end(mut self) {
         self.settle();
         for end in &mut self.pair.ends {
-            // A test may have done so.
+            // The test may have done so.
             let _ = end.context.destroy_qp(end.qp);
         }
         self.settle();

@@ -1,11 +1,11 @@
-//! Our figures beside those of the published simulators.
+//! Our results compared with those of the published simulators.
 
 use std::fs;
 use std::path::Path;
 
 use super::scenario::percentile;
 
-/// Mean and standard deviation of a figure over runs with different seeds.
+/// Mean and standard deviation of a result over runs with different seeds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) mean: f64,
@@ -21,13 +21,13 @@ impl Sample {
         Sample { mean, deviation: (squares / (count.max(2) - 1) as f64).sqrt(), count }
     }
 
-    /// Of the mean.
+    /// The variance of the mean.
     fn variance(&self) -> f64 {
         self.deviation * self.deviation / self.count as f64
     }
 }
 
-/// A figure of ours beside theirs.
+/// A result of ours and the published one.
 pub(crate) struct Row {
     pub(crate) what: String,
     pub(crate) ours: Sample,
@@ -78,7 +78,7 @@ fn number(value: f64) -> String {
     if value.abs() >= 1000.0 { format!("{value:.0}") } else { format!("{value:.4}") }
 }
 
-/// What the published simulators have found.
+/// The results of the published simulators.
 pub(crate) struct Published {
     summary: Vec<(String, Sample)>,
     completions: Vec<(String, u32, f64)>,
@@ -91,7 +91,7 @@ impl Published {
             let text = fs::read_to_string(folder.join(file)).unwrap();
             text.lines().skip(1).map(|line| line.split(',').map(str::to_owned).collect()).collect()
         };
-        // A figure that was reached with no seed has no mean.
+        // A result that was reached with no seed has no mean.
         let reached = |fields: &Vec<String>| !fields[5].is_empty();
         let summary = lines("summary.csv").into_iter().filter(reached).map(|fields| {
             let [mean, deviation] = [5, 6].map(|at| fields[at].parse().unwrap());
@@ -121,8 +121,8 @@ impl Published {
     }
 }
 
-/// A percentile of the times of all runs together. Its standard error comes from the runs, drawn again and again
-/// (bootstrap); the sample says it so that [`Row::allowed`] takes it as it is.
+/// A percentile of the times of all runs together. Its standard error is from resampling the runs (bootstrap); the sample
+/// states it so that [`Row::allowed`] uses it unchanged.
 pub(crate) fn pooled(runs: &[Vec<f64>], part: f64) -> Sample {
     let of = |runs: &mut dyn Iterator<Item = &Vec<f64>>| {
         let mut times: Vec<f64> = runs.flatten().copied().collect();

@@ -1,5 +1,5 @@
-//! The reference host: the NIC of the published simulators, with packets of a fixed size, no window, ACKs without an effect on the rate. Its
-//! reaction point and its pacer are those of the engine.
+//! The reference host: the NIC of the published simulators, with packets of a fixed size, no window, ACKs without an effect
+//! on the rate. Its reaction point and its pacer are those of the engine.
 
 use ferroce::driver::sim::LinkConfig;
 use ferroce::driver::sim::fabric::{
@@ -11,12 +11,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// What differs between the simulators (pcap-fixtures/dcqcn/README.md).
+/// The differences between the simulators (pcap-fixtures/dcqcn/README.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// A CNP each 50 µs, on a grid from a flow's first packet, if anything was marked; progress is what arrives.
+    /// A CNP every 50 µs, on a grid from a flow's first packet, if anything was marked; progress counts arrived bytes.
     Zhu,
-    /// An ACK for each packet, which says whether that was marked; progress is what is sent. Go-back-N.
+    /// An ACK for each packet, with its mark; progress counts sent bytes. Go-back-N.
     Mlx,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Set {
     pub(crate) parameters: Dcqcn,
     /// Nominal, in bit/s.
     pub(crate) line_rate: u64,
-    /// Bytes of a packet, and the whole ns that it takes on a link.
+    /// Bytes of a packet, and its time on a link in whole ns.
     pub(crate) packet: u32,
     pub(crate) serialisation: u64,
     /// Kmin, Kmax and Pmax.
@@ -75,7 +75,7 @@ pub(crate) const HPCC100: Set = Set {
     ..MLX25
 };
 
-/// What a flow is to do, in ns from the beginning.
+/// The times of a flow, in ns from the beginning.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) start: u64,
@@ -104,7 +104,7 @@ pub(crate) struct Star {
 enum Item {
     /// A flow may send.
     Send(usize),
-    /// The receiver looks whether anything of a flow was marked.
+    /// The receiver checks whether any packet of a flow was marked.
     Notify(usize),
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct Flow {
     /// When the next packet may leave, and the rate until then.
     ready: u64,
     rate: u64,
-    /// Packets: to send next, and not acknowledged.
+    /// Packets: the next to send, and the first unacknowledged.
     next: u32,
     unacknowledged: u32,
     /// A packet waits because the port is paused.
@@ -132,7 +132,7 @@ pub(crate) struct Flow {
 
 /// Virtual time at the beginning.
 const BEGIN: u64 = 1_000_000;
-/// Of CNPs at the receiver.
+/// The interval of CNPs at the receiver.
 const GRID: u64 = 50_000;
 const NACK_INTERVAL: u64 = 500_000;
 
@@ -140,7 +140,7 @@ const DATA: u8 = 0;
 const CNP: u8 = 1;
 const ACK: u8 = 2;
 const NACK: u8 = 3;
-/// Where a packet says what it is, behind Ethernet, IPv4 and UDP: kind, mark, flow, number.
+/// The position of a packet's own header, after Ethernet, IPv4 and UDP: kind, mark, flow, number.
 const BODY: usize = 42;
 const CONTROL_LEN: usize = 60;
 
@@ -158,7 +158,7 @@ impl Star {
         let link =
             LinkConfig::default().rate(bits.div_ceil(set.serialisation)).delay(Duration::from_micros(1));
         let (kmin, kmax, pmax) = set.ecn;
-        // That simulator leaves the first packet of a queue out.
+        // That simulator does not count the first packet of a queue.
         let first = if set.style == Style::Zhu { 1030 } else { 0 };
         let ecn = ferroce::driver::sim::EcnConfig::new(kmin + first, kmax + first, pmax);
         let buffer = BufferConfig::default()
@@ -188,7 +188,7 @@ impl Star {
             let start = BEGIN + job.start;
             agenda.push(Reverse((start, Item::Send(number))));
             let mut pacer = Pacer::new(set.packet);
-            // The NIC saves no burst up.
+            // The NIC accumulates no burst.
             pacer.gain(Nanos(start - 1), set.line_rate);
             while pacer.admits() {
                 pacer.charge(1);
@@ -214,7 +214,7 @@ impl Star {
         Star { set, fabric, bottleneck: ports[0], ports, hosts, macs, flows, agenda }
     }
 
-    /// Goes on until `end` ns from the beginning.
+    /// Runs until `end` ns from the beginning.
     pub(crate) fn run_until(&mut self, end: u64) {
         let end = BEGIN + end;
         let mut woken = Vec::new();
@@ -257,25 +257,25 @@ impl Star {
         if now < flow.job.start || now >= flow.job.stop { 0 } else { flow.point.rate() }
     }
 
-    /// Bytes that a flow has brought on its way: those that arrived in order, or those that were sent.
+    /// The progress of a flow in bytes: those that arrived in order, or those that were sent.
     pub(crate) fn progress(&self, flow: usize) -> i64 {
         let flow = &self.flows[flow];
         let packets = if self.set.style == Style::Zhu { flow.expected } else { flow.next };
         i64::from(packets) * i64::from(self.set.packet)
     }
 
-    /// Bytes that wait for the receiver.
+    /// Bytes queued for the receiver.
     pub(crate) fn queue(&self) -> u64 {
         self.fabric.queue_bytes(self.bottleneck, 3)
     }
 
-    /// Frames that the switch has dropped, and pauses that it has begun.
+    /// Frames dropped by the switch, and pauses that it started.
     pub(crate) fn drops_and_pauses(&self) -> (u64, u64) {
         let pauses = self.ports.iter().map(|port| self.fabric.port_counters(*port).pauses_sent);
         (self.fabric.counters().dropped(), pauses.sum())
     }
 
-    /// Sends a packet of a flow if it is time for it.
+    /// Sends a packet of a flow if it is due.
     fn send(&mut self, number: usize, now: u64) {
         let Set { packet, style, .. } = self.set;
         let flow = &mut self.flows[number];
@@ -283,7 +283,7 @@ impl Star {
         if ends || flow.is_held || now < flow.ready || (style == Style::Zhu && flow.finished.is_some()) {
             return;
         }
-        // It was not due for longer, whatever kept it back.
+        // It was not due for longer, whatever delayed it.
         flow.pacer.gain(Nanos(flow.ready), flow.rate);
         flow.pacer.gain(Nanos(now), 0);
         assert!(flow.pacer.admits(), "the pacer lets a packet leave after each gap");
@@ -293,7 +293,7 @@ impl Star {
         assert_eq!(transmit(host, now, &frame), 1, "one packet at a time");
         flow.next += 1;
         flow.pacer.charge(packet);
-        // If the port is paused, it leaves later. The port tells when it has room for another one.
+        // If the port is paused, it leaves later. The port reports when it has room for another one.
         if self.waiting(number) > 0 {
             self.flows[number].is_held = true;
             transmit(&mut self.hosts[number + 1], now, &frame);
@@ -302,7 +302,7 @@ impl Star {
         }
     }
 
-    /// Bytes that the port of a flow's sender holds back.
+    /// Bytes queued at the port of a flow's sender.
     fn waiting(&self, number: usize) -> u64 {
         self.fabric.queue_bytes(self.fabric.peer(self.ports[number + 1]), 3)
     }
@@ -313,7 +313,7 @@ impl Star {
         let flow = &mut self.flows[number];
         flow.point.advance(Nanos(now));
         flow.point.on_sent(packet, Nanos(now));
-        // The gap is a whole number of ns, and stays when the rate changes.
+        // The gap is a whole number of ns, and does not change with the rate.
         let bits = u64::from(packet) * 8_000_000_000;
         let gap = bits / flow.point.rate();
         flow.rate = bits.div_ceil(gap);
@@ -321,7 +321,7 @@ impl Star {
         self.agenda.push(Reverse((flow.ready, Item::Send(number))));
     }
 
-    /// Takes what has arrived at a host.
+    /// Receives packets at a host.
     fn receive(&mut self, host: usize, now: u64) {
         let mut arrived = Vec::new();
         let mut sink = |frame: &[u8]| {
@@ -353,8 +353,8 @@ impl Star {
         if flow.expected == flow.job.packets {
             flow.finished = Some(now - BEGIN);
         }
-        // The grid begins with the first packet itself. In `nopfc` of zhu25 that is marked in one of 20 to 100 flows, which
-        // then has a cut more and takes 2.5 ms: fct_burst10.csv has four such flows, of those whose first packet waits.
+        // The grid starts with the first packet itself. In `nopfc` of zhu25 that is marked in one of 20 to 100 flows, which
+        // then has one more cut and takes 2.5 ms: fct_burst10.csv has four such flows, of those whose first packet waits.
         if is_first {
             self.notify(number, now);
         }
@@ -392,7 +392,7 @@ impl Star {
         self.control(number, (kind, is_marked, expected), now);
     }
 
-    /// An ACK or a NACK has come to the sender.
+    /// An ACK or a NACK has arrived at the sender.
     fn acknowledge(&mut self, number: usize, (is_nack, is_marked, expected): (bool, bool, u32), now: u64) {
         let flow = &mut self.flows[number];
         flow.unacknowledged = flow.unacknowledged.max(expected);
@@ -411,7 +411,7 @@ impl Star {
     /// The receiver sends a small packet to the sender of a flow.
     fn control(&mut self, number: usize, (kind, mark, packet): (u8, bool, u32), now: u64) {
         let frame = frame(&self.macs[number + 1], (kind, mark, number as u16, packet), CONTROL_LEN, (48, 0));
-        // Its port sends nothing else, and no ACK comes before the one before it has begun to leave.
+        // Its port sends nothing else, and no ACK is sent before the previous one has started to leave.
         assert_eq!(transmit(&mut self.hosts[0], now, &frame), 1, "room for an acknowledgement");
     }
 }

@@ -1,4 +1,4 @@
-//! Beside two published simulators: our state machine, our pacer, and our switch.
+//! Comparison with two published simulators: our state machine, our pacer, and our switch.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use super::compare::{Published, Row, Sample, pooled, print_header};
 use super::nic::{HPCC100, MLX25, Set, ZHU25, ZHU25P};
 use super::scenario::{self, Figures};
 
-/// A scenario of a set, with as many seeds as were published, and what is compared of it.
+/// A scenario of a set, with the published number of seeds, and the compared results.
 struct Case {
     set: Set,
     scenario: &'static str,
@@ -97,7 +97,7 @@ fn run(cases: &[Case]) -> Vec<Vec<Figures>> {
 }
 
 #[test]
-fn the_figures_of_published_simulators_are_reached() {
+fn the_results_of_published_simulators_are_reproduced() {
     let published = Published::read();
     let only = std::env::var("FERROCE_FABRIC_ONLY").ok();
     let wanted = |case: &Case| {
@@ -119,7 +119,7 @@ fn the_figures_of_published_simulators_are_reached() {
     assert_eq!(beyond, [""; 0], "beyond 5 % and two standard errors");
 }
 
-/// Nothing in it is left to chance: it is the same with every seed, and as published.
+/// Nothing in it is random: it is the same with every seed, and as published.
 #[test]
 fn the_burst_of_zhu25p_is_exact() {
     for seed in [1, 2] {

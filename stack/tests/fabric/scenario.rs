@@ -1,4 +1,4 @@
-//! The scenarios of the published simulators (pcap-fixtures/dcqcn/README.md), and the figures of a run.
+//! The scenarios of the published simulators (pcap-fixtures/dcqcn/README.md), and the results of a run.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use ferroce::driver::sim::fabric::{BufferConfig, SwitchConfig, Threshold};
 
 use super::nic::{Job, Set, Star, Style};
 
-/// What came of a run, by the names of summary.csv; of scenario c, the completion times too, in µs.
+/// The results of a run, by the names of summary.csv; for scenario c, the completion times too, in µs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) values: BTreeMap<(&'static str, &'static str), f64>,
@@ -59,10 +59,10 @@ pub(crate) fn a(set: Set, seed: u64) -> Figures {
     Figures { values, completions: Vec::new() }
 }
 
-/// Four flows begin, one each 50 ms, and end.
+/// Four flows start, one every 50 ms, and end.
 pub(crate) fn b(set: Set, seed: u64) -> Figures {
     let job = |start: u64, stop: u64| Job { start: start * MILLI, stop: stop * MILLI, packets: u32::MAX };
-    // The flow that began first ends first.
+    // The flow that started first ends first.
     let jobs = [job(0, 200), job(50, 250), job(100, 300), job(150, 350)];
     let mut star = Star::new(set, seed, &jobs, true, |switch| switch);
     let mut figures = Figures::default();
@@ -130,7 +130,7 @@ pub(crate) fn c(set: Set, variant: &'static str, seed: u64) -> Figures {
     Figures { values, completions }
 }
 
-/// As numpy and spreadsheets have it, between the two nearest ranks.
+/// As in numpy and spreadsheets, interpolated between the two nearest ranks.
 pub(crate) fn percentile(sorted: &[f64], part: f64) -> f64 {
     let place = part * (sorted.len() - 1) as f64;
     let below = sorted[place.floor() as usize];

@@ -1,4 +1,4 @@
-//! What breaks connections: queue pairs killed, memory taken away, work that must be refused.
+//! Actions that break connections: queue pairs killed, memory withdrawn, invalid work.
 
 use ferroce::*;
 
@@ -11,8 +11,8 @@ use crate::schedule::{Accident, Plan, Refused, Service, Work};
 use crate::world::{End, World};
 
 impl World {
-    /// Does something to a connection that is up, if it is possible there. It ends with that, sooner or
-    /// later.
+    /// Applies an accident to a live connection, if it is possible there. The connection ends sooner or later because of
+    /// it.
     pub(crate) fn befall(&mut self, c: usize, e: usize, accident: Accident) -> Verdict {
         if self.connections[c].phase != Phase::Up {
             return Ok(());
@@ -73,7 +73,7 @@ impl World {
         Ok(true)
     }
 
-    /// Posts a receive whose memory is not there.
+    /// Posts a receive whose memory does not exist.
     fn post_bad_receive(&mut self, c: usize, e: usize) -> Verdict {
         let Connection { halves, model, plan, .. } = &mut self.connections[c];
         let half = &mut halves[e];
@@ -154,7 +154,7 @@ impl World {
         let post = Post { action, op, flaw: Some(flaw), through_window: false, local };
         self.submit(c, e, post, &work)?;
         if let Refused::BindTwice = refused {
-            // If the peer closed it now, the bind might be in order when its turn comes.
+            // If the peer closed it now, the bind might be valid when its turn comes.
             self.connections[c].halves[e].window.closed = Some(Closed::ByOwner);
         }
         Ok(())
@@ -162,7 +162,7 @@ impl World {
 }
 
 impl Half {
-    /// Takes the memory back that the peer reaches. `false` if a window does not let it go.
+    /// Withdraws the memory that the peer can access. `false` if a window holds it.
     fn withdraw(&mut self, end: &mut End, plan: &Plan, on_device: bool) -> Verdict<bool> {
         self.window.look(&end.context, plan.size)?;
         if self.window.posted && self.window.reach.is_none() {
@@ -176,22 +176,22 @@ impl Half {
         }
         match end.context.deregister(self.target) {
             Ok(memory) => self.withdrawn = Some(memory),
-            // The access has ended all the same.
+            // The access has ended nevertheless.
             Err(Error::Busy { users, .. }) if on_device && users.contains("copies of its device") => {
                 self.leaving = Some(self.target);
             }
-            // The peer has not closed the window yet, or requests of its own use it.
+            // The peer has not closed the window yet, or its own requests use it.
             Err(Error::Busy { .. }) if self.window.closed.is_some() || on_device => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        // Other memory takes its place: the old key must not reach it.
+        // It is replaced by other memory: the old key must not give access to it.
         self.target = end.register(plan.size.target(), on_device)?;
         Ok(true)
     }
 }
 
 impl Refused {
-    /// Whether a queue pair can be made to refuse that.
+    /// Whether a queue pair can be made to refuse this.
     fn is_for(self, plan: &Plan) -> bool {
         match self {
             Refused::BadSource => true,

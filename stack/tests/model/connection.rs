@@ -1,4 +1,4 @@
-//! Connections between the two contexts: made, broken, ended and made anew.
+//! Connections between the two contexts: created, broken, ended and created again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,15 +10,15 @@ use crate::model::{self, Disagreement, Terms, Verdict, ensure};
 use crate::schedule::{Iova, Life, Plan, Service, Size};
 use crate::world::{End, World, view};
 
-/// Regions at each end whose keys may be revoked, by the peer and by oneself.
+/// Regions at each end whose keys may be revoked, by the peer and locally.
 pub(crate) const KEYS: usize = 4;
-/// Words for atomics at the start of the memory that the peer reaches.
+/// Words for atomics at the start of the memory that the peer can access.
 pub(crate) const WORDS: usize = 8;
-/// Bytes in front of a received datagram.
+/// Bytes before a received datagram.
 pub(crate) const GRH: u32 = 40;
-/// What datagrams carry.
+/// The Q_Key of datagrams.
 pub(crate) const QKEY: u32 = 0x1234_5678;
-/// The value of `rnr_retry` that means "without end".
+/// The value of `rnr_retry` for an unlimited number of retries.
 const RNR_ENDLESS: u8 = 7;
 /// Longer than any frame of a connection stays in the network.
 const TIME_WAIT: Duration = Duration::from_millis(20);
@@ -34,11 +34,11 @@ pub(crate) struct Connection {
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Phase {
     Up,
-    /// Something has broken, or will; both ends are told at this time.
+    /// It is broken, or will be; both ends are ended at this time.
     Dying(Nanos),
-    /// Ended; the frames of its life die out.
+    /// Ended; its frames are still in the network.
     Waiting(Nanos),
-    /// Ended for good.
+    /// Ended finally.
     Over,
 }
 
@@ -57,15 +57,15 @@ pub(crate) struct Half {
     pub(crate) overflowed: bool,
     pub(crate) receives: Mr,
     pub(crate) landing: Mr,
-    /// What the peer reaches, or what came in its place.
+    /// The memory that the peer can access, or its replacement.
     pub(crate) target: Mr,
-    /// Where the peer finds it.
+    /// Its address for the peer.
     pub(crate) reach: RemoteAddress,
-    /// What the peer reached, once it was taken away.
+    /// The memory that the peer could access, after it was withdrawn.
     pub(crate) withdrawn: Option<Memory>,
-    /// What is to be that, once the device copies no more.
+    /// Memory to withdraw once the device has ended its copies.
     pub(crate) leaving: Option<Mr>,
-    /// Keys for the peer to revoke, for oneself, and whether a request to do so was posted.
+    /// Keys to be revoked by the peer and locally, and whether a request for that was posted.
     pub(crate) keys: [(Mr, bool); KEYS],
     pub(crate) own_keys: [(Mr, bool); KEYS],
     pub(crate) window: MemoryWindow,
@@ -77,14 +77,14 @@ pub(crate) struct Half {
     pub(crate) reset: bool,
 }
 
-/// A memory window over a part of what the peer reaches. It is bound once in a life.
+/// A memory window over a part of the memory that the peer can access. It is bound once per life.
 pub(crate) struct MemoryWindow {
     pub(crate) mw: Mw,
     /// A bind was posted.
     pub(crate) posted: bool,
-    /// Where the peer finds the whole through it, once it is bound.
+    /// The peer's address of the whole memory through it, once it is bound.
     pub(crate) reach: Option<RemoteAddress>,
-    /// A request to close it was posted, or it is gone.
+    /// A request to close it was posted, or it no longer exists.
     pub(crate) closed: Option<Closed>,
 }
 
@@ -99,12 +99,12 @@ impl MemoryWindow {
         MemoryWindow { mw, posted: false, reach: None, closed: None }
     }
 
-    /// Where it can be used.
+    /// Its address, if it can be used.
     pub(crate) fn open(&self) -> Option<RemoteAddress> {
         self.reach.filter(|_| self.closed.is_none())
     }
 
-    /// Looks whether it has been bound.
+    /// Checks whether it has been bound.
     pub(crate) fn look(&mut self, context: &Context, size: Size) -> Verdict {
         if self.posted && self.reach.is_none() {
             let remote = context.remote_window(self.mw)?;
@@ -131,7 +131,7 @@ pub(crate) fn access() -> Access {
     all.into_iter().fold(Access::NONE, |a, b| a | b)
 }
 
-/// The rights of memory that may be a GPU's, of which there are no atomics.
+/// The rights of memory that may be a GPU's, which has no atomics.
 pub(crate) fn access_to(on_device: bool) -> Access {
     let all = [
         Access::LOCAL_WRITE,
@@ -143,7 +143,7 @@ pub(crate) fn access_to(on_device: bool) -> Access {
     if on_device { all.into_iter().fold(Access::NONE, |a, b| a | b) } else { access() }
 }
 
-/// What is in memory of any kind.
+/// The contents of memory of any kind.
 fn all_of(memory: &Memory) -> Verdict<Cow<'_, [u8]>> {
     if memory.kind() == MemoryKind::Owned {
         return Ok(memory.bytes()?.into());
@@ -177,12 +177,12 @@ impl Size {
         }
     }
 
-    /// The bytes of them that a memory window opens.
+    /// The range that a memory window grants.
     pub(crate) fn window(self) -> Range<usize> {
         8..8 * WORDS + self.longest() as usize
     }
 
-    /// Bytes that the peer reaches.
+    /// Bytes that the peer can access.
     pub(crate) fn target(self) -> usize {
         8 * WORDS + 2 * self.longest() as usize
     }
@@ -218,7 +218,7 @@ impl World {
         self.connect(self.connections.len() - 1)
     }
 
-    /// Connects both ends, which are in RESET, with memory made anew.
+    /// Connects both ends, which are in RESET, with new memory.
     fn connect(&mut self, c: usize) -> Verdict {
         let faithful = self.faithful;
         let World { ends, connections, .. } = self;
@@ -245,7 +245,7 @@ impl World {
             rnr_endless: life.rnr_retry == RNR_ENDLESS,
             faithful,
             shared_receives: plan.srq,
-            // Into memory of a device READs are asked for as far as there is room.
+            // READs into device memory are requested as far as there are chunks.
             whole_reads: !life.selective_repeat && plan.on_device == [false; 2],
             staged: plan.on_device,
         });
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// Takes a connection that is not up one step further. Whether it did.
+    /// Advances a connection that is not up by one step. Returns whether it did.
     pub(crate) fn go_on(&mut self, c: usize) -> Verdict<bool> {
         let next = match self.connections[c].phase {
             Phase::Dying(at) if at <= self.now => {
@@ -280,7 +280,7 @@ impl World {
         Ok(true)
     }
 
-    /// Both ends fail, and all their work has an outcome; then they are made ready to connect anew.
+    /// Both ends fail, and all their work has an outcome; then they are prepared to connect again.
     fn end(&mut self, c: usize) -> Verdict {
         self.connections[c].model.kill();
         for e in [0, 1] {
@@ -362,12 +362,12 @@ impl Half {
         })
     }
 
-    /// Whether the memory was taken back that the peer reached.
+    /// Whether the memory that the peer could access was withdrawn.
     pub(crate) fn is_withdrawn(&self) -> bool {
         self.withdrawn.is_some() || self.leaving.is_some()
     }
 
-    /// As new, for another life.
+    /// Resets it for another life.
     fn renew(&mut self, end: &mut End, size: Size, life: &Life, on_device: bool) -> Verdict {
         for (mr, used) in self.keys.iter_mut().chain(&mut self.own_keys).filter(|key| key.1) {
             let memory = end.context.deregister(*mr)?;
@@ -398,7 +398,7 @@ impl Half {
         Ok(())
     }
 
-    /// Another queue pair in place of this one.
+    /// Replaces the queue pair by another one.
     pub(crate) fn replace(&mut self, end: &mut End, plan: &Plan) -> Verdict {
         end.context.destroy_qp(self.qp)?;
         if let Some(cq) = self.own_cq.take_if(|_| self.overflowed) {
@@ -441,7 +441,7 @@ impl Life {
         let (path_mtu, sq_psn, rq_psn) =
             (self.path_mtu(), Psn::new(self.psn[end]), Psn::new(self.psn[1 - end]));
         let init = Transition::Init { access: access() };
-        // Copies of a GPU may be late by twice what 10 says.
+        // Copies of a GPU may be late by twice the time of 10.
         let timeout = if plan.has_device() { 14 } else { 10 };
         match plan.service {
             Service::Rc => {

@@ -1,5 +1,5 @@
-//! The reference model of one direction of a connection: requests in the order of their posting,
-//! and what they have done to the peer's memory and receives.
+//! The reference model of one direction of a connection: requests in the order of posting, and their effects on the peer's
+//! memory and receives.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::request::{Action, Flaw, Request};
 /// A request without a known outcome.
 struct Posted {
     request: Request,
-    /// Its first PSN, and how many it takes.
+    /// Its first PSN, and how many it occupies.
     psn: u32,
     packets: u32,
     /// Messages before it, on the wire.
@@ -23,54 +23,54 @@ struct Posted {
 struct Unreceived {
     number: u64,
     request: Request,
-    /// A later request writes where this one did.
+    /// A later request writes to the same place.
     overwritten: bool,
 }
 
-/// A receive without outcome.
+/// A receive without an outcome.
 struct Receive {
     number: u64,
-    /// Its memory is not there: no SEND can go into it.
+    /// Its memory does not exist: no SEND can use it.
     flawed: bool,
 }
 
 /// One direction.
 pub(crate) struct Flow {
     service: Service,
-    /// The network may neither turn messages round nor bring them twice.
+    /// The network neither reorders nor duplicates messages.
     faithful: bool,
     mtu: u32,
     rnr_endless: bool,
-    /// Requests without a known outcome, oldest first, and the number of the oldest.
+    /// Requests without a known outcome, the oldest first, and the number of the oldest.
     requests: VecDeque<Posted>,
     first: u64,
-    /// Requests that have failed or were flushed. They may have been executed all the same.
+    /// Requests that have failed or were flushed. They may have been executed nevertheless.
     ended: Vec<(u64, Request)>,
     inbox: VecDeque<Unreceived>,
-    /// Of the peer, for these messages; empty if they are shared.
+    /// The peer's receives for these messages; empty if they are shared.
     receives: VecDeque<Receive>,
     shared_receives: bool,
     whole_reads: bool,
     staged: bool,
-    /// Reliable: the peer's memory, as all requests before the oldest leave it.
+    /// Reliable: the peer's memory after all requests before the oldest.
     memory: Vec<u8>,
-    /// Unreliable: everything that may have been written to it.
+    /// Unreliable: all writes that may have been executed.
     writes: Vec<Action>,
-    /// All requests before this one have been executed: a receive has told.
+    /// All requests before this one have been executed, as a receive has shown.
     executed: u64,
     next_psn: u32,
     next_message: u64,
     /// A request, or a receive, has failed: all others of the queue are flushed.
     failed: bool,
     receives_failed: bool,
-    /// The peer's memory was taken away.
+    /// The peer's memory was withdrawn.
     pub(crate) withdrawn: bool,
     /// A window of the peer was closed, or will be.
     pub(crate) window_closed: bool,
 }
 
 impl Flow {
-    /// From `end` to its peer, whose memory holds zeros.
+    /// From `end` to its peer, whose memory is zeroed.
     pub(crate) fn new(end: usize, terms: &Terms) -> Flow {
         Flow {
             service: terms.service,
@@ -124,24 +124,24 @@ impl Flow {
         self.receives_failed
     }
 
-    /// Nothing is under way that must come.
+    /// Nothing outstanding is certain to complete.
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.is_empty() && (self.inbox.is_empty() || !self.is_reliable())
     }
 
-    /// Whether the outcome of the latest request will be told only by a later one.
+    /// Whether the outcome of the latest request will be known only by a later one.
     pub(crate) fn ends_in_silence(&self) -> bool {
         self.requests.back().is_some_and(|last| !last.request.signaled)
     }
 
-    /// Whether a request that writes there must wait for earlier READs: they may see it otherwise.
+    /// Whether a request that writes there must wait for earlier READs, which may see it otherwise.
     pub(crate) fn needs_fence(&self, range: Range<usize>) -> bool {
         let reads =
             |action: &Action| matches!(action, Action::Read { .. }) && overlap(&action.touches(), &range);
         self.requests.iter().any(|posted| reads(&posted.request.action))
     }
 
-    /// The word at `at` once all that is posted is done.
+    /// The word at `at` once all posted requests are done.
     pub(crate) fn word(&self, at: usize) -> u64 {
         let mut words = self.memory[..at + 8].to_vec();
         let of_word = |action: &&Action| action.touches() == (at..at + 8);
@@ -188,8 +188,8 @@ impl Flow {
         self.receives.push_back(Receive { number, flawed });
     }
 
-    /// A request has completed; `shaky` if the connection has a reason to fail. Returns the
-    /// requests that are now known to have succeeded.
+    /// A request has completed; `shaky` if the connection has a reason to fail. Returns the requests that are now known to
+    /// have succeeded.
     pub(crate) fn complete(&mut self, wc: Completion, landing: &[u8], shaky: bool) -> Verdict<Vec<Request>> {
         let mut done = Vec::new();
         while self.first < wc.number {
@@ -240,15 +240,15 @@ impl Flow {
         }
     }
 
-    /// The oldest request has succeeded, for a later one has completed.
+    /// The oldest request has succeeded, because a later one has completed.
     fn succeed_in_silence(&mut self, landing: &[u8]) -> Verdict<Request> {
         let signaled = self.requests.front().is_some_and(|posted| posted.request.signaled);
         ensure!(!signaled, "no outcome of number {}", self.first);
         self.succeed(landing)
     }
 
-    /// The oldest request has succeeded: its effect is there, and its result. An unreliable one has
-    /// left, and that is all.
+    /// The oldest request has succeeded: checks its effect and its result. An unreliable one was sent, and nothing more is
+    /// known.
     fn succeed(&mut self, landing: &[u8]) -> Verdict<Request> {
         let Some(Posted { request, .. }) = self.requests.pop_front() else {
             return Err(Disagreement("a request that was not posted completes".to_owned()));
@@ -270,8 +270,8 @@ impl Flow {
         Ok(request)
     }
 
-    /// A receive of the peer has completed. `buffer` is its memory, `memory` what this direction
-    /// reaches of the peer, unless it was taken away. Returns the request that was received.
+    /// A receive of the peer has completed. `buffer` is its memory, `memory` the peer's memory that this direction can
+    /// access, unless it was withdrawn. Returns the request that was received.
     pub(crate) fn receive(
         &mut self,
         wc: Completion,
@@ -309,7 +309,7 @@ impl Flow {
         if let Action::Send { data, .. } = request.action {
             let (bytes, rest) = buffer.split_at(data.length as usize);
             ensure!(bytes == data.bytes(), "{request:?}: other bytes are received");
-            // An unreliable message before it may have come in part.
+            // An earlier unreliable message may have arrived in part.
             let rest = if self.is_reliable() { &rest[..rest.len().min(GUARD)] } else { &[] };
             ensure!(rest.iter().all(|byte| *byte == POISON), "{request:?}: written beyond its end");
         }
@@ -322,7 +322,7 @@ impl Flow {
         Ok(Some(request))
     }
 
-    /// The receive of a completion, which is the oldest. Whether it is flawed.
+    /// The receive of a completion, which is the oldest. Returns whether it is flawed.
     fn take_receive(&mut self, wc: &Completion) -> Verdict<bool> {
         if self.shared_receives {
             return Ok(false);
@@ -334,8 +334,8 @@ impl Flow {
         Ok(receive.flawed)
     }
 
-    /// The message of a completion: the oldest, or, if it is unreliable, one that fits. All before
-    /// it are lost then, unless the network is such that they may still come.
+    /// The message of a completion: the oldest, or, if it is unreliable, one that matches. All before it are lost then,
+    /// unless the network may still deliver them.
     fn take_message(&mut self, wc: &Completion, buffer: &[u8]) -> Verdict<Unreceived> {
         let none = || Disagreement(format!("no such message is under way, but {wc:?}"));
         if self.is_reliable() {
@@ -362,13 +362,13 @@ impl Flow {
     /// A response was sent to the requester: its MSN counts the messages before.
     pub(crate) fn respond(&self, response: Response) -> Verdict {
         let Response { is_acknowledge, syndrome, psn, msn } = response;
-        // 0x61 to 0x63 may stand in the middle of READs that are counted already.
+        // 0x61 to 0x63 may occur within READs that are counted already.
         if syndrome > 0x60 || !self.whole_reads {
             return Ok(());
         }
         let is_ack = syndrome < 0x20;
         let bound = if is_acknowledge && !is_ack { psn } else { psn.wrapping_add(1) };
-        // Messages that are over before `bound`, or the one whose answer this is.
+        // Messages complete before `bound`, or the one that this responds to.
         let mut expected = None;
         let oldest = self.requests.front().map_or(self.next_psn, |posted| posted.psn);
         if is_acknowledge && distance(bound, oldest) >= 0 {
@@ -389,7 +389,7 @@ impl Flow {
         Ok(())
     }
 
-    /// All is done that will be. `memory` is what the peer holds.
+    /// Everything possible is done. `memory` is the peer's memory.
     pub(crate) fn settled(&self, memory: &[u8]) -> Verdict {
         ensure!(self.requests.is_empty(), "{} requests without outcome", self.requests.len());
         if !self.is_reliable() {
@@ -399,9 +399,8 @@ impl Flow {
         self.compare(memory)
     }
 
-    /// Both ends have come to their end: whatever has no outcome now will have none, and that must
-    /// be right, unless an end was `discarded`. `memory` is what the peer holds, or held when it was
-    /// taken away.
+    /// Both ends have ended: requests without an outcome now will have none, which must be correct, unless an end was
+    /// `discarded`. `memory` is the peer's memory now, or when it was withdrawn.
     pub(crate) fn finish(
         &mut self,
         landing: &[u8],
@@ -448,8 +447,8 @@ impl Flow {
         Ok(())
     }
 
-    /// Some of the requests that did not succeed were executed, in order, and the next perhaps in
-    /// part: finds out how many.
+    /// Some of the requests that did not succeed were executed, in order, and the next one possibly in part: determines how
+    /// many.
     fn reconcile(&mut self, memory: &[u8]) -> Verdict {
         let left = (self.first..).zip(self.requests.iter().map(|posted| posted.request));
         let pending: Vec<(u64, Request)> = self.ended.iter().copied().chain(left).collect();
@@ -462,7 +461,7 @@ impl Flow {
         self.compare(memory)
     }
 
-    /// Whether `memory` is ours, or what a part of a WRITE makes of it.
+    /// Whether `memory` is the model's, or the result of a part of a WRITE on it.
     fn is_partly(&self, action: &Action, memory: &[u8]) -> bool {
         let Action::Write { data, .. } = action else { return self.memory == memory };
         let Range { start, end } = action.touches();
@@ -473,7 +472,7 @@ impl Flow {
     }
 }
 
-/// Whether a message completes a receive like this, but for its bytes.
+/// Whether a message completes a receive like this, apart from its bytes.
 fn is_received_as(action: &Action, wc: &Completion) -> bool {
     let (opcode, immediate, invalidated) = match *action {
         Action::Send { immediate, invalidates, .. } => (WcOpcode::Recv, immediate, invalidates),
@@ -488,7 +487,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The distance of PSNs, the shorter way round.
+/// The distance of PSNs, in the shorter direction.
 fn distance(a: u32, b: u32) -> i32 {
     (a.wrapping_sub(b) << 8) as i32 >> 8
 }

@@ -1,11 +1,10 @@
-//! Random schedules against a reference model: several queue pairs between two contexts over a bad
-//! simulated link; work of every kind, receives posted late, memory taken away while peers use it,
-//! queue pairs drained, broken, destroyed and connected anew. Every work request has one outcome, in
-//! order; every message arrives once, in order; memory holds what the requests make of it.
+//! Random schedules compared with a reference model: several queue pairs between two contexts over a simulated link with
+//! impairments; work of every kind, receives posted late, memory withdrawn while peers use it, queue pairs drained, broken,
+//! destroyed and connected again. Every work request has one outcome, in order; every message arrives once, in order;
+//! memory has the contents that the requests write.
 //!
-//! `FERROCE_SEED` replays one schedule, and shrinks it if it fails. `FERROCE_MODEL_BYTES` runs
-//! schedules until so many payload bytes are through (`./do model`), from that seed on if both are
-//! set.
+//! `FERROCE_SEED` replays one schedule, and shrinks it if it fails. `FERROCE_MODEL_BYTES` runs schedules until this many
+//! payload bytes were transferred (`./do model`), from that seed on if both are set.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod accident;
@@ -33,7 +32,7 @@ use crate::schedule::Schedule;
 use crate::tally::Tally;
 use crate::world::World;
 
-/// Schedules of an ordinary run.
+/// Schedules of a normal run.
 const SCHEDULES: u64 = 300;
 
 fn from_env(name: &str) -> Option<u64> {
@@ -73,7 +72,7 @@ fn random_schedules_agree_with_the_model() {
     );
 }
 
-/// Case 135: the message numbers of a connection come round.
+/// Case 135: the message numbers of a connection wrap.
 #[test]
 fn message_numbers_wrap() {
     if from_env("FERROCE_MODEL_BYTES").is_none() {
@@ -91,8 +90,8 @@ fn message_numbers_wrap() {
     }
 }
 
-/// Makes the schedule of a seed and carries it out. If it fails: what is wrong with the smallest
-/// schedule found that fails too, and how to have it again.
+/// Generates the schedule of a seed and executes it. On failure, returns the error of the smallest failing schedule found,
+/// and how to reproduce it.
 fn check(seed: u64) -> Result<Tally, String> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -128,7 +127,7 @@ thread_local! {
     static CHECKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Panics of the engine while a schedule runs are part of its result.
+/// Panics of the engine during a schedule are part of its result.
 fn quiet_while_checking() {
     let loud = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,12 +1,11 @@
-//! The reference model: what the verbs promise of a connection, and nothing of how it is done.
+//! The reference model: the guarantees of the verbs for a connection, without an implementation.
 //!
-//! Work requests of one direction are executed once each, in the order in which they were posted.
-//! The model keeps those whose outcome it has not been told, and the peer's memory as the others
-//! have left it. It is told what was posted, what completed, and what the application did to the
-//! connection; it answers whether that may be.
+//! Work requests of one direction are executed once each, in the order of posting. The model keeps those without a known
+//! outcome, and the peer's memory after all others. It is passed what was posted, what completed, and what the application
+//! did to the connection; it returns whether that is allowed.
 //!
-//! Of unreliable connections and datagrams less is true: what is received was sent, whole and bit
-//! by bit; each message once at most and in order, if the network is so.
+//! Unreliable connections and datagrams guarantee less: received messages were sent, complete and bit-exact; each message
+//! arrives at most once and in order, if the network is faithful.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,7 +16,7 @@ use ferroce::{WcOpcode, WcStatus};
 use crate::flow::Flow;
 use crate::request::Request;
 
-/// What the model and the engine disagree about.
+/// A difference between the model and the engine.
 #[derive(Debug)]
 pub(crate) struct Disagreement(pub(crate) String);
 
@@ -34,7 +33,7 @@ pub(crate) use ensure;
 
 /// Receives are filled with this before they are posted.
 pub(crate) const POISON: u8 = 0xcc;
-/// Bytes behind a message that are looked at: as many as the longest packet could spill.
+/// Bytes after a message that are checked: as many as the longest packet could overwrite.
 pub(crate) const GUARD: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,26 +42,26 @@ pub(crate) enum Service {
     Unreliable,
 }
 
-/// What the model must know of a connection.
+/// The properties of a connection that the model needs.
 pub(crate) struct Terms {
     pub(crate) service: Service,
     pub(crate) psn: [u32; 2],
     pub(crate) mtu: u32,
-    /// Bytes at each end for the other to reach.
+    /// Bytes at each end that the other can access.
     pub(crate) memory: usize,
     /// RNR NAKs never end it.
     pub(crate) rnr_endless: bool,
-    /// The network neither turns messages round nor brings them twice.
+    /// The network neither reorders nor duplicates messages.
     pub(crate) faithful: bool,
-    /// Receives come from a queue that others take from too.
+    /// Receives are from a queue shared with others.
     pub(crate) shared_receives: bool,
-    /// A READ is one request on the wire. In parts it counts as often.
+    /// A READ is one request on the wire. In parts it counts as several.
     pub(crate) whole_reads: bool,
-    /// What comes to this end is copied to a device, and may find no room on its way: the sender is told to wait.
+    /// Data for this end is copied to a device, and may find no chunk: the sender gets an RNR NAK.
     pub(crate) staged: [bool; 2],
 }
 
-/// A work completion, as far as the model looks at it.
+/// A work completion, as far as the model checks it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
     pub(crate) number: u64,
@@ -83,14 +82,14 @@ pub(crate) struct Response {
     pub(crate) msn: u32,
 }
 
-/// Both directions of a connection, from its making to its end.
+/// Both directions of a connection, from its creation to its end.
 pub(crate) struct Connection {
-    /// By the end that requests.
+    /// By the requesting end.
     flows: [Flow; 2],
     /// Ends whose work has no outcome: they were reset or destroyed, or completions found no room.
     discarded: [bool; 2],
     draining: [bool; 2],
-    /// Something has been done that may break it. Without that no work fails.
+    /// An action may have broken it. Without one no work may fail.
     shaky: bool,
 }
 
@@ -104,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// What `end` requests of its peer.
+    /// The requests of `end` to its peer.
     pub(crate) fn requests(&self, end: usize) -> &Flow {
         &self.flows[end]
     }
@@ -119,12 +118,12 @@ impl Connection {
         self.flows[1 - end].receives_failed()
     }
 
-    /// Nothing of either end is under way.
+    /// Nothing of either end is outstanding.
     pub(crate) fn is_idle(&self) -> bool {
         self.flows.iter().all(Flow::is_idle) && self.draining == [false; 2]
     }
 
-    /// Whether a request that writes there must wait for earlier READs: they may see it otherwise.
+    /// Whether a request that writes there must wait for earlier READs, which may see it otherwise.
     pub(crate) fn needs_fence(&self, end: usize, range: Range<usize>) -> bool {
         self.flows[end].needs_fence(range)
     }
@@ -149,7 +148,7 @@ impl Connection {
         self.discarded[end] = true;
     }
 
-    /// The application took back the memory that the peer could reach, with what it held.
+    /// The application withdrew the memory that the peer could access, with these contents.
     pub(crate) fn withdraw(&mut self, end: usize) {
         self.shaky = true;
         self.flows[1 - end].withdrawn = true;
@@ -171,27 +170,27 @@ impl Connection {
         Ok(())
     }
 
-    /// Something tells of a broken connection.
+    /// There is evidence of a broken connection.
     pub(crate) fn broken(&self) -> Verdict {
         ensure!(self.shaky, "it is broken, and there is no reason for it");
         Ok(())
     }
 
-    /// A send queue of `depth` work requests is said to be full.
+    /// A send queue of `depth` work requests was reported as full.
     pub(crate) fn full(&self, end: usize, depth: u32) -> Verdict {
         let outstanding = self.flows[end].outstanding();
         ensure!(outstanding >= depth as usize, "the send queue is full with {outstanding} of {depth}");
         Ok(())
     }
 
-    /// A request has completed. `landing` is the requester's memory for results. Returns the
-    /// requests that are now known to have succeeded.
+    /// A request has completed. `landing` is the requester's memory for results. Returns the requests that are now known to
+    /// have succeeded.
     pub(crate) fn complete(&mut self, end: usize, wc: Completion, landing: &[u8]) -> Verdict<Vec<Request>> {
         self.flows[end].complete(wc, landing, self.shaky)
     }
 
-    /// A receive has completed. `buffer` is its memory, `memory` what the peer can reach of this
-    /// end, unless it was taken away. Returns the request that was received.
+    /// A receive has completed. `buffer` is its memory, `memory` the memory of this end that the peer can access, unless it
+    /// was withdrawn. Returns the request that was received.
     pub(crate) fn complete_receive(
         &mut self,
         end: usize,
@@ -207,14 +206,13 @@ impl Connection {
         if self.discarded[end] { Ok(()) } else { self.flows[end].respond(response) }
     }
 
-    /// All is done that will be. `memory` is what the peer of `end` holds.
+    /// Everything possible is done. `memory` is the memory of the peer of `end`.
     pub(crate) fn settled(&self, end: usize, memory: &[u8]) -> Verdict {
         self.flows[end].settled(memory)
     }
 
-    /// Both ends have come to their end. `landing` is the memory of `end` for results, `memory` what
-    /// its peer holds, or held when it was taken away. Returns the requests that have succeeded
-    /// without saying so.
+    /// Both ends have ended. `landing` is the memory of `end` for results, `memory` that of its peer now, or when it was
+    /// withdrawn. Returns the requests that have succeeded without a completion.
     pub(crate) fn finish(&mut self, end: usize, landing: &[u8], memory: &[u8]) -> Verdict<Vec<Request>> {
         self.flows[end].finish(landing, memory, self.discarded[end], self.discarded[1 - end])
     }
@@ -224,11 +222,11 @@ impl Connection {
 pub(crate) struct SharedReceives {
     /// Posted and not complete, in the order of posting.
     outstanding: VecDeque<u64>,
-    /// A queue pair was reset or destroyed, with what it had in hand, and with completions that were
-    /// not read: nobody knows any more how many are left.
+    /// A queue pair was reset or destroyed, with its current receive, and with unread completions: the number left is
+    /// unknown.
     discarded: bool,
     armed: Option<u32>,
-    /// How many older ones may be missing when one completes: each queue pair has one in hand.
+    /// How many older ones may be missing when one completes: each queue pair has one current receive.
     overtaking: usize,
 }
 
@@ -269,14 +267,14 @@ impl SharedReceives {
         Ok(())
     }
 
-    /// All events were read, and so many receives are posted and not taken.
+    /// All events were read, and this many receives are posted and not taken.
     pub(crate) fn check_limit(&self, posted: u32) -> Verdict {
         let limit = self.armed.unwrap_or(0);
         ensure!(posted >= limit, "{posted} receives are left, and no event tells that it was {limit}");
         Ok(())
     }
 
-    /// All completions were read; so many receives are posted and not taken, so many in hand.
+    /// All completions were read; this many receives are posted and not taken, and this many are current.
     pub(crate) fn check_lost(&self, posted: u32, in_hand: u32) -> Verdict {
         let (outstanding, there) = (self.outstanding.len(), (posted + in_hand) as usize);
         let all = outstanding == there || self.discarded && outstanding > there;

@@ -1,14 +1,14 @@
-//! The bytes that all messages are cut from.
+//! The bytes of which all messages are parts.
 
 use std::sync::OnceLock;
 
 use ferroce_driver_test_support::random::Random;
 
-/// Bytes of the noise that all messages are cut from.
+/// Bytes of the noise.
 pub(crate) const NOISE: usize = 3 << 20;
 
-/// Bytes that differ nearly everywhere from themselves at another place. All data comes from here,
-/// so that a message is named by two numbers.
+/// Bytes that differ nearly everywhere from themselves at another offset. All data is from here, so a message is given by
+/// two numbers.
 pub(crate) fn noise() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     BYTES.get_or_init(|| {

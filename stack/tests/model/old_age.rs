@@ -1,12 +1,11 @@
-//! One connection that lives on until its message numbers have come round: 2^24 messages. No random
-//! schedule is as long as that.
+//! One connection that lives until its message numbers have wrapped: 2^24 messages. No random schedule is that long.
 
 use crate::model::Verdict;
 use crate::schedule::{Iova, Length, Life, Link, Plan, Service, Setup, Size, Verb, Work};
 use crate::tally::Tally;
 use crate::world::World;
 
-/// A little more than there are message numbers.
+/// A little more than the number of message numbers.
 const MESSAGES: u32 = (1 << 24) + (1 << 16);
 /// Work requests of the send queue.
 const DEPTH: u32 = 256;
@@ -66,7 +65,7 @@ pub(crate) fn run(seed: u64) -> Verdict<Tally> {
     world.finish()
 }
 
-/// Mostly WRITEs of little or nothing, which are the cheapest messages.
+/// Mostly WRITEs with few or no bytes, which are the cheapest messages.
 fn work(number: u32) -> Work {
     let (verb, length) = match number % 32 {
         0 => (Verb::Read, Length::Bytes(40)),

@@ -9,16 +9,16 @@ use crate::request::{Action, Change, Flaw, Request};
 use crate::schedule::{Length, Service, Size, Verb, Work};
 use crate::world::{End, SHARED, SHARED_SIZE, SharedQueue, World};
 
-/// Requests of unknown outcome after which one must tell.
+/// The most consecutive requests without a completion.
 const SILENCE: usize = 64;
-/// Where the words end and the rest of a target begins.
+/// The end of the words and the start of the rest of a target.
 pub(crate) const TARGET: usize = 8 * WORDS;
 const LONGEST_INLINE: u32 = 64;
-/// What a window lets the peer do.
+/// The rights that a window grants.
 const WINDOW: [Access; 4] =
     [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::FLUSH_GLOBAL];
 
-/// The same of memory that may be a GPU's: what its region has.
+/// The same for memory that may be a GPU's: the rights of its region.
 fn window_to(on_device: bool) -> Access {
     let rights = access_to(on_device);
     WINDOW.into_iter().filter(|right| rights.contains(*right)).fold(Access::NONE, |a, b| a | b)
@@ -37,7 +37,7 @@ pub(crate) struct Post {
     pub(crate) local: (Mr, u64),
 }
 
-/// What a work request takes from its peer, or from oneself.
+/// The key that a work request revokes, at its peer or locally.
 #[derive(Clone, Copy)]
 enum Revokes {
     Nothing,
@@ -73,7 +73,7 @@ impl World {
             }
             _ => (self.ends[e].noise, 0),
         };
-        // It leaves in silence, and never comes.
+        // It completes and is never received.
         let too_long = plan.service == Service::Ud && action.length() > LONGEST_DATAGRAM;
         let flaw = too_long.then_some(Flaw::TooLong);
         let local = (local.0, local.1 as u64);
@@ -92,7 +92,7 @@ impl World {
         Ok(())
     }
 
-    /// A signaled request of nothing, to hear of those before it.
+    /// A signaled empty request, which shows the outcome of those before it.
     pub(crate) fn post_last(&mut self, c: usize, e: usize) -> Verdict {
         let work = Work { verb: Verb::Write, signaled: true, ..NOTHING };
         self.post(c, e, &work)
@@ -141,7 +141,7 @@ impl World {
                 model.drain(e);
                 Ok(())
             }
-            // It has failed, and its completions have not been looked at.
+            // It has failed, and its completions were not read.
             Err(Error::State { .. }) => model.broken(),
             Err(error) => Err(error.into()),
         }
@@ -164,8 +164,7 @@ impl World {
         Ok(self.ends[e].context.remote(mr)?.rkey)
     }
 
-    /// The work request of an action that reaches the peer's memory at `reach`; `key` is the one that
-    /// it revokes, if it does.
+    /// The work request of an action on the peer's memory at `reach`; `key` is the one that it revokes, if any.
     pub(crate) fn op(&self, c: usize, e: usize, action: &Action, reach: RemoteAddress, key: RKey) -> SendOp {
         let Connection { plan, halves, .. } = &self.connections[c];
         let peer = &halves[1 - e];
@@ -216,7 +215,7 @@ impl World {
         let Connection { plan, halves, model, .. } = &mut connections[c];
         let touches = action.touches();
         let writes = matches!(action, Action::Write { .. });
-        // A READ under way would lose its window.
+        // An outstanding READ would lose its window.
         let closes = matches!(action, Action::Send { invalidates: Some(KEYS), .. });
         let flags = SendFlags::default()
             .signaled(work.signaled || model.requests(e).outstanding() >= SILENCE)
@@ -230,7 +229,7 @@ impl World {
             }
             _ => None,
         };
-        // In pieces that are not all alike, and some of which are empty.
+        // In pieces of different lengths, some of which are empty.
         let pieces = u32::from(work.pieces);
         let cut = |i: u32| if i == pieces { length } else { length / 7 * i };
         let pieces =
@@ -282,7 +281,7 @@ impl Connection {
         matches!(self.phase, Phase::Up | Phase::Dying(_)) && !self.halves[e].reset
     }
 
-    /// What work is to do, and the key that it revokes, if it is possible.
+    /// The action of work, and the key that it revokes, if it is possible.
     fn action(&self, e: usize, work: &Work) -> Option<(Action, Revokes)> {
         let Connection { plan, halves, model, .. } = self;
         let (longest, target) = (plan.size.longest(), plan.size.target());
@@ -341,7 +340,7 @@ impl Connection {
 }
 
 impl Verb {
-    /// The verb of a service in place of one that it does not have.
+    /// The verb that replaces one that a service does not support.
     fn on(self, service: Service) -> Verb {
         match (service, self) {
             (Service::Rc, verb) => verb,

@@ -25,7 +25,7 @@ pub(crate) enum Action {
         length: u32,
         into: usize,
     },
-    /// The old value goes there likewise.
+    /// The old value is written there too.
     Atomic {
         at: usize,
         change: Change,
@@ -36,7 +36,7 @@ pub(crate) enum Action {
         data: Window,
         at: usize,
     },
-    /// Of a range, or of everything that the key opens.
+    /// Of a range, or of the whole range of the key.
     Flush {
         at: usize,
         length: u32,
@@ -55,13 +55,13 @@ pub(crate) enum Change {
 /// Why a work request must fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// It names memory of its own that is not there.
+    /// It refers to local memory that does not exist.
     Local,
-    /// It binds a window that is bound.
+    /// It binds a bound window.
     Bind,
-    /// It names memory of the peer that is not there, or not for it.
+    /// It refers to memory of the peer that does not exist, or that it may not access.
     Access,
-    /// It is no lawful request.
+    /// It is invalid.
     Invalid,
     /// It is longer than any receive.
     TooLong,
@@ -73,7 +73,7 @@ pub(crate) struct Request {
     pub(crate) signaled: bool,
     pub(crate) solicited: bool,
     pub(crate) flaw: Option<Flaw>,
-    /// It reaches the peer's memory through a window.
+    /// It accesses the peer's memory through a window.
     pub(crate) through_window: bool,
 }
 
@@ -101,27 +101,27 @@ impl Action {
         }
     }
 
-    /// Whether it takes a receive of the peer.
+    /// Whether it uses a receive of the peer.
     pub(crate) fn takes_receive(&self) -> bool {
         matches!(self, Action::Send { .. } | Action::Write { immediate: Some(_), .. })
     }
 
-    /// Whether a result comes back.
+    /// Whether it has a result.
     pub(crate) fn lands(&self) -> bool {
         matches!(self, Action::Read { .. } | Action::Atomic { .. })
     }
 
-    /// Whether it is done here, and nothing of it is sent.
+    /// Whether it is executed locally, and nothing is sent.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, Action::LocalInvalidate | Action::BindWindow)
     }
 
-    /// Whether the peer must let it reach its memory. READs and WRITEs of nothing need not.
+    /// Whether it needs access to the peer's memory. READs and WRITEs of length 0 do not.
     pub(crate) fn reaches(&self) -> bool {
         matches!(self, Action::Flush { .. }) || !self.touches().is_empty()
     }
 
-    /// Whether all that it needs of the peer's memory is in `window`, and that is something.
+    /// Whether all that it needs of the peer's memory is in `window`, and is not empty.
     pub(crate) fn fits(&self, window: &Range<usize>) -> bool {
         let range = match *self {
             Action::Flush { whole: true, .. } => return true,
@@ -131,7 +131,7 @@ impl Action {
         self.reaches() && window.start <= range.start && range.end <= window.end
     }
 
-    /// The peer's memory that it reads or writes.
+    /// The range of the peer's memory that it reads or writes.
     pub(crate) fn touches(&self) -> Range<usize> {
         match *self {
             Action::Write { data, at, .. } => at..at + data.length as usize,
@@ -141,7 +141,7 @@ impl Action {
         }
     }
 
-    /// What it leaves in the peer's memory.
+    /// Its effect on the peer's memory.
     pub(crate) fn apply(&self, memory: &mut [u8]) {
         match *self {
             Action::Write { data, .. } | Action::AtomicWrite { data, .. } => {
@@ -158,7 +158,7 @@ impl Action {
 }
 
 impl Flaw {
-    /// Whether it shows before anything is sent.
+    /// Whether it is detected before anything is sent.
     pub(crate) fn is_local(self) -> bool {
         matches!(self, Flaw::Local | Flaw::Bind)
     }

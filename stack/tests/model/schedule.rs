@@ -1,6 +1,6 @@
-//! What a run does, as plain data: conditions, and a list of operations. An operation names things
-//! by small numbers that are resolved when it is carried out, and one that is not possible then does
-//! nothing, so that any part of a list is a schedule too.
+//! The input of a run, as plain data: conditions, and a list of operations. An operation refers to objects by small numbers
+//! that are resolved when it is executed, and an operation that is not possible then does nothing, so that any part of a
+//! list is a schedule too.
 
 use std::fmt;
 
@@ -17,24 +17,24 @@ pub(crate) struct Schedule {
 /// The conditions.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
-    /// Of the network's chance.
+    /// The seed of the network's random choices.
     pub(crate) seed: u64,
     pub ipv6: bool,
     pub(crate) link: Link,
-    /// Frames that each port may have under way.
+    /// The most frames of each port in flight.
     pub(crate) frames: usize,
     /// Packets in flight for a queue pair of each end.
     pub(crate) windows: [u32; 2],
-    /// Packets that each end has room for to hold while an earlier one is missing.
+    /// The number of early packets that each end can hold.
     pub(crate) reorder_packets: [u16; 2],
-    /// A copy of a GPU lands so much later at most.
+    /// The longest time until a copy of a GPU lands.
     pub(crate) copies_late_us: u64,
-    /// Bytes of a chunk between packets and a GPU's memory, and how many there are.
+    /// Bytes of a chunk between packets and a GPU's memory, and the number of chunks.
     pub(crate) staging: (u32, u16),
     pub(crate) connections: Vec<Plan>,
 }
 
-/// Rates are in thousandths.
+/// Probabilities are in thousandths.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     pub(crate) loss: u16,
@@ -44,7 +44,7 @@ pub(crate) struct Link {
     pub(crate) reorder_by: usize,
     pub(crate) delay_ns: u64,
     pub(crate) jitter_ns: u64,
-    /// 0 is without limit.
+    /// 0 is no limit.
     pub(crate) gigabits: u64,
 }
 
@@ -56,13 +56,13 @@ pub(crate) struct Plan {
     /// Work requests of a send queue.
     pub(crate) depth: u32,
     pub(crate) signal_all: bool,
-    /// Completions go to a queue of its own with so many places, not to one that all share.
+    /// It has a completion queue of its own with this many places, instead of the shared one.
     pub(crate) own_cq: Option<u32>,
     /// It takes its receives from the queue that all such connections of an end share.
     pub(crate) srq: bool,
-    /// At which ends its memory is a GPU's.
+    /// The ends at which its memory is a GPU's.
     pub(crate) on_device: [bool; 2],
-    /// How it is connected, and connected anew: one after the other, round and round.
+    /// The parameters of its lives, one after the other, repeatedly.
     pub(crate) lives: Vec<Life>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Service {
     Ud,
 }
 
-/// How long messages become.
+/// The lengths of messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Size {
     Small,
@@ -83,16 +83,16 @@ pub(crate) enum Size {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
-    /// The path MTU is 2 to this.
+    /// The path MTU is 2 to the power of this.
     pub(crate) mtu_shift: u8,
     pub(crate) psn: [u32; 2],
     pub(crate) selective_repeat: bool,
     pub(crate) rd_atomic: u8,
     pub(crate) rnr_timer: u8,
     pub(crate) rnr_retry: u8,
-    /// Where the memory of each end begins for the other.
+    /// The start of the memory of each end for the other.
     pub(crate) iova: Iova,
-    /// How long after the first failure both ends are told.
+    /// How long after the first failure both ends are ended.
     pub(crate) linger_us: u64,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct Life {
 pub(crate) enum Iova {
     Zero,
     Page(u32),
-    /// It ends where the addresses end.
+    /// It ends at the last address.
     Top,
 }
 
@@ -129,12 +129,12 @@ pub(crate) enum Operation {
     },
     Drain(At),
     Resume(At),
-    /// Asks for an event when few shared receives are left.
+    /// Requests an event when few shared receives are left.
     ArmSrq {
         end: u8,
         limit: u8,
     },
-    /// The application stops polling its shared CQ until the event comes that it asked for.
+    /// The application stops polling its shared CQ until the requested event arrives.
     Sleep {
         end: u8,
         solicited: bool,
@@ -151,11 +151,11 @@ pub(crate) enum Accident {
     Error,
     Reset,
     Destroy,
-    /// It takes the memory back that its peer reads and writes.
+    /// It withdraws the memory that its peer reads and writes.
     Withdraw,
     /// It closes a window that its peer may be using.
     CloseWindow,
-    /// It posts work that must be refused.
+    /// It posts invalid work.
     Refused(Refused),
 }
 
@@ -181,7 +181,7 @@ pub(crate) enum Refused {
 pub(crate) struct Work {
     pub(crate) verb: Verb,
     pub(crate) length: Length,
-    /// Resolved to where its data comes from, and to where it goes.
+    /// Determines the source and the destination of its data.
     pub(crate) place: u32,
     pub(crate) pieces: u8,
     /// Through a memory window, if one is bound.
@@ -201,7 +201,7 @@ pub(crate) enum Verb {
     Write,
     WriteWithImm,
     Read,
-    /// Whether the word is as it compares.
+    /// Whether the comparison is true.
     CompareSwap(bool),
     FetchAdd,
     AtomicWrite,
@@ -213,14 +213,14 @@ pub(crate) enum Verb {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Length {
     Bytes(u8),
-    /// So many full packets, and so many bytes more.
+    /// This many full packets, and this many more bytes.
     Packets(u8, i8),
-    /// A part of the longest message, in 65535ths.
+    /// A fraction of the longest message, in 65535ths.
     Part(u16),
 }
 
 pub(crate) fn schedules() -> impl Strategy<Value = Schedule> {
-    // Some schedules are without accidents, so that connections grow old.
+    // Some schedules are without accidents, so that connections live long.
     let operations =
         prop_oneof![vec(operation(0), 0..1500), vec(operation(2), 0..1200), vec(operation(40), 0..800)];
     (setup(), operations).prop_map(|(setup, operations)| Schedule { setup, operations })
@@ -289,7 +289,7 @@ fn life() -> impl Strategy<Value = Life> {
     let iova = prop_oneof![Just(Iova::Zero), any::<u32>().prop_map(Iova::Page), Just(Iova::Top)];
     let rnr_retry = prop_oneof![4 => Just(7u8), 1 => 1u8..7];
     let rd_atomic = select(vec![128u8, 16, 4, 2, 1]);
-    // Mostly long enough for them to find out by themselves.
+    // Usually long enough for them to detect it themselves.
     let linger_us = select(vec![1_000_000u64, 1_000_000, 1_000_000, 200, 0]);
     let selective_repeat = any::<bool>();
     (8u8..=12, [psn(), psn()], selective_repeat, rd_atomic, 1u8..=13, rnr_retry, iova, linger_us).prop_map(
@@ -306,7 +306,7 @@ fn life() -> impl Strategy<Value = Life> {
     )
 }
 
-/// One operation; `accidents` in a thousand are such.
+/// One operation; `accidents` in a thousand are accidents.
 fn operation(accidents: u32) -> impl Strategy<Value = Operation> {
     let busy = prop_oneof![4 => Just(None), 1 => (0u8..2).prop_map(Some)];
     prop_oneof![

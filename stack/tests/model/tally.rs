@@ -1,4 +1,4 @@
-//! What was done, in numbers.
+//! Statistics of the runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ pub(crate) struct Tally {
     engine: BTreeMap<&'static str, u64>,
 }
 
-/// What the engine did about it.
+/// The engine's reactions.
 const COUNTERS: [Counter; 7] = [
     Counter::RetransmittedPkts,
     Counter::DuplicateRequest,
@@ -47,7 +47,7 @@ impl Tally {
         self.verbs.values().map(|[_, bytes]| bytes).sum()
     }
 
-    /// Counts a request that succeeded. Of an unreliable one that means nothing yet.
+    /// Counts a request that succeeded. For an unreliable one that means nothing yet.
     pub(crate) fn count_request(&mut self, request: &Request, is_reliable: bool) {
         if is_reliable {
             self.through_windows += u64::from(request.through_window);

@@ -1,4 +1,4 @@
-//! What the responders put on the wire, as it enters the network.
+//! The responders' packets, as they enter the network.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,15 +6,15 @@ use ferroce::driver::sim::{SimNetwork, Verdict};
 
 use crate::model::Response;
 
-/// A response: to which end and queue pair, and what it says.
+/// A response: its destination end and queue pair, and its contents.
 pub(crate) type Tapped = (usize, u32, Response);
 
-/// Those that were sent since one last looked.
+/// Those that were sent since the last call.
 #[derive(Clone, Default)]
 pub(crate) struct Tap(Arc<Mutex<Vec<Tapped>>>);
 
 impl Tap {
-    /// Notes all responses from now on. The end is the last byte of the address, less one.
+    /// Records all responses from now on. The end is the last byte of the address, minus one.
     pub(crate) fn on(network: &SimNetwork) -> Tap {
         const IPV6: [u8; 2] = [0x86, 0xdd];
         let tap = Tap::default();

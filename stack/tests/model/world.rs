@@ -1,5 +1,5 @@
-//! Two contexts on a simulated network, and the connections between them. Everything that is posted
-//! and everything that comes back passes by the model.
+//! Two contexts on a simulated network, and the connections between them. Every posted work request and every completion is
+//! passed to the model too.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::schedule::{At, Link, Operation, Plan, Schedule, Service, Setup, Size}
 use crate::tally::Tally;
 use crate::tap::Tap;
 
-/// Without a completion for so long, or for so many turns if time stands still, a schedule counts as
-/// stuck: no retry limit is as far off.
+/// Without a completion for this long, or for this many turns if time stands still, a schedule is considered stuck: no
+/// retry limit takes as long.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same where a connection has memory of a device: its ACK timeout is 16 times as long, and with a window of one packet each
+/// The same for a connection with device memory: its ACK timeout is 16 times as long, and with a window of one packet each
 /// loss in a long READ takes one.
 const PATIENCE_WITH_DEVICES: Duration = Duration::from_secs(160);
 const PATIENCE_TURNS: u32 = 1_000_000;
-/// Longer than copies land late, also those that wait for others that fill the queue, and shorter than ACK timeouts end a
-/// connection of hosts.
+/// Longer than copies may be late, including those that wait for others in a full queue, and shorter than the ACK timeouts
+/// that end a connection of hosts.
 const COPIES_END: Duration = Duration::from_millis(24);
 /// Receives of a shared receive queue.
 pub(crate) const SHARED: u64 = 32;
-/// Connections that share receives have messages of this size.
+/// The message size of connections that share receives.
 pub(crate) const SHARED_SIZE: Size = Size::Small;
 
 pub(crate) struct World {
@@ -37,11 +37,11 @@ pub(crate) struct World {
     pub(crate) connections: Vec<Connection>,
     network: SimNetwork,
     tap: Tap,
-    /// The network neither turns frames round nor brings them twice.
+    /// The network neither reorders nor duplicates frames.
     pub(crate) faithful: bool,
     pub(crate) now: Nanos,
     pub(crate) tally: Tally,
-    /// Nothing new is begun: everything is to come to its end.
+    /// No new work is started: everything must end.
     pub(crate) closing: bool,
 }
 
@@ -50,11 +50,11 @@ pub(crate) struct End {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) device: Arc<StrictDevice>,
-    /// What is sent, in memory of the host and in that of the GPU.
+    /// The data to send, in host memory and in GPU memory.
     pub(crate) noise: Mr,
     pub(crate) device_noise: Mr,
     pub(crate) shared: Option<SharedQueue>,
-    /// To the other end.
+    /// For the other end.
     pub(crate) ah: Ah,
     peer: Gid,
     /// The application waits for the event of the shared CQ.
@@ -107,7 +107,7 @@ impl From<RegisterError> for Disagreement {
 }
 
 impl World {
-    /// Carries out a schedule from beginning to end.
+    /// Executes a schedule completely.
     pub(crate) fn run(schedule: &Schedule) -> Verdict<Tally> {
         let mut world = World::new(&schedule.setup)?;
         for operation in &schedule.operations {
@@ -116,7 +116,7 @@ impl World {
         world.finish()
     }
 
-    /// Lets everything come to its end, and looks at what is left.
+    /// Runs until everything has ended, and checks what is left.
     pub(crate) fn finish(mut self) -> Verdict<Tally> {
         self.close()?;
         self.tear_down()?;
@@ -148,8 +148,8 @@ impl World {
         Ok(world)
     }
 
-    /// One turn of everything: frames, timers, events, completions. The application of `busy` takes
-    /// no completions. Whether anything came of it.
+    /// One turn of everything: frames, timers, events, completions. The application of `busy` takes no completions. Returns
+    /// whether there was any progress.
     pub(crate) fn turn(&mut self, busy: Option<usize>) -> Verdict<bool> {
         let mut frames = 0;
         for end in &mut self.ends {
@@ -224,7 +224,7 @@ impl World {
         let Connection { model, phase, halves, .. } = &mut self.connections[c];
         match event {
             _ if matches!(phase, Phase::Over | Phase::Waiting(_)) => Ok(()),
-            // Its CQ has said so before.
+            // Its CQ has reported it before.
             Event::QpFatal(_) if halves[e].overflowed => Ok(()),
             Event::SqDrained(_) => {
                 halves[e].drain = Drain::Done;
@@ -236,7 +236,7 @@ impl World {
         .map_err(|Disagreement(reason)| Disagreement(format!("{event:?}: {reason}")).at(c, e))
     }
 
-    /// A completion queue is full. It was too small for all the work that was posted.
+    /// A completion queue is full. It was too small for all posted work.
     fn overflow(&mut self, e: usize, cq: Cq) -> Verdict {
         let position = self.connections.iter().position(|c| c.halves[e].own_cq == Some(cq));
         let Some(c) = position else { return Err(Disagreement("the shared CQ has overflowed".to_owned())) };
@@ -245,7 +245,7 @@ impl World {
         let shared = if plan.srq { SHARED as usize } else { 0 };
         let outstanding = model.requests(e).outstanding() + model.receives(e) + shared;
         ensure!(outstanding > capacity as usize, "QP {c}.{e}: {outstanding} outstanding overflow the CQ");
-        // Errors that are in it already have this for a reason.
+        // Errors in it already have this as a reason.
         model.kill();
         let mut count = 0;
         while let Some(wc) = self.ends[e].context.poll_cq(cq)? {
@@ -291,15 +291,14 @@ impl World {
         }
         let cq = self.ends[e].cq;
         self.ends[e].context.req_notify_cq(cq, notify)?;
-        // What came before, once more after arming.
+        // Completions from before, once more after arming.
         self.take_events()?;
         self.collect(e)?;
         self.ends[e].asleep = Some(notify);
         Ok(())
     }
 
-    /// The application looks, though no event has come: there must be nothing of the kind that it
-    /// waits for.
+    /// The application polls, although no event has arrived: there must be no completion of the kind that it waits for.
     pub(crate) fn wake(&mut self, e: usize) -> Verdict {
         self.take_events()?;
         let Some(notify) = self.ends[e].asleep.take() else { return Ok(()) };
@@ -310,7 +309,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether it was solicited, or an error.
+    /// Returns whether it was solicited, or an error.
     fn complete(&mut self, e: usize, wc: &WorkCompletion) -> Verdict<bool> {
         let position = self.connections.iter().position(|c| c.halves[e].qp == wc.qp);
         let Some(c) = position else { return Err(Disagreement(format!("of no QP: {wc:?}"))) };
@@ -339,7 +338,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the message was surely solicited.
+    /// Returns whether the message was certainly solicited.
     fn complete_receive(&mut self, c: usize, e: usize, wc: &WorkCompletion) -> Verdict<bool> {
         let World { ends, connections, tally, .. } = self;
         let Connection { model, halves, plan, .. } = &mut connections[c];
@@ -379,11 +378,11 @@ impl World {
         if let Some(request) = received {
             tally.count_received(&request, plan.service);
         }
-        // Of unreliable messages that are alike, the model does not know which this was.
+        // For equal unreliable messages, the model does not know which one this was.
         Ok(plan.service == Service::Rc && received.is_some_and(|request| request.solicited))
     }
 
-    /// Lets everything come to its end.
+    /// Runs until everything has ended.
     fn close(&mut self) -> Verdict {
         self.closing = true;
         let (mut quiet, mut since) = (0, self.now);
@@ -439,7 +438,7 @@ impl World {
         text
     }
 
-    /// Lets time pass until nothing is copied any more: what was flushed waits for that.
+    /// Advances time until no copies are outstanding: flushed work requests wait for them.
     pub(crate) fn let_copies_end(&mut self) -> Verdict {
         let end = self.now + COPIES_END;
         while self.now < end {
@@ -452,13 +451,13 @@ impl World {
             for e in [0, 1] {
                 self.collect(e)?;
             }
-            // Others are not put off all the while: on a link that loses frames an RNR NAK may cost a retry.
+            // Not too long, because on a link with losses an RNR NAK may cost others a retry.
             for c in 0..self.connections.len() {
                 for e in [0, 1] {
                     self.post_all_receives(c, e)?;
                 }
             }
-            // What they have under way goes on meanwhile, as in other turns: no time passes while frames do.
+            // Outstanding work continues meanwhile, as in other turns: no time passes while there are frames.
             if frames > 0 {
                 continue;
             }
@@ -469,7 +468,7 @@ impl World {
         Ok(())
     }
 
-    /// Nothing holds on to anything, and the context has as much to give as when it was new.
+    /// No references are left, and the context has as many free objects as when it was new.
     fn tear_down(&mut self) -> Verdict {
         self.let_copies_end()?;
         let World { ends, connections, now, .. } = self;
@@ -563,7 +562,7 @@ impl End {
         let count = setup.connections.len() as u32;
         let own_cqs = setup.connections.iter().filter(|plan| plan.own_cq.is_some()).count() as u32;
         let users: Vec<&Plan> = setup.connections.iter().filter(|plan| plan.srq).collect();
-        // Exactly as much as is used at once: what leaks is missing soon.
+        // Exactly as many objects as are used at once: a leak is detected soon.
         let config = Config::default()
             .seed([n + 1; 32])
             .window(setup.windows[usize::from(n)])
@@ -596,7 +595,7 @@ impl End {
             let mut places = memory(SHARED as usize * SHARED_SIZE.receive() as usize)?;
             places.bytes_mut()?.fill(POISON);
             let memory = context.register(pd, places, access())?;
-            // Completions of several CQs come in no order, nor those that wait for copies of a GPU.
+            // Completions of several CQs have no order, nor have those that wait for copies of a GPU.
             let ordered = users.iter().all(|plan| plan.own_cq.is_none() && !plan.has_device());
             let overtaking = if ordered { users.len() } else { SHARED as usize };
             shared = Some(SharedQueue { srq, memory, model: SharedReceives::new(overtaking) });
@@ -604,7 +603,7 @@ impl End {
         Ok(End { context, device, pd, cq, noise, device_noise, shared, ah, peer, asleep: None })
     }
 
-    /// Where the bytes of what is sent are.
+    /// The region of the data to send.
     pub(crate) fn noise(&self, plan: &Plan, e: usize) -> Mr {
         if plan.on_device[e] { self.device_noise } else { self.noise }
     }
@@ -615,7 +614,7 @@ impl End {
         Ok(self.context.register(self.pd, memory, access_to(on_device))?)
     }
 
-    /// Fills a part of a region with what no message has.
+    /// Fills a part of a region with bytes that no message has.
     pub(crate) fn poison(&mut self, mr: Mr, start: usize, length: usize) -> Verdict {
         match self.context.bytes_mut(mr) {
             Ok(bytes) => bytes[start..start + length].fill(POISON),
@@ -624,15 +623,15 @@ impl End {
         Ok(())
     }
 
-    /// Regions of memory that are registered at once.
+    /// The number of regions that are registered at once.
     fn regions(plans: &[Plan]) -> u32 {
         let shared = plans.iter().any(|plan| plan.srq);
-        // One may be leaving while another is there in its place.
+        // One may be leaving while its replacement exists.
         let leaving = plans.iter().filter(|plan| plan.has_device()).count() as u32;
         2 + u32::from(shared) + plans.len() as u32 * (3 + 2 * KEYS as u32) + leaving
     }
 
-    /// Uses all that the context has.
+    /// Uses all objects that the context has.
     fn fill(&mut self, connections: &[Connection]) -> Verdict {
         let plans: Vec<_> = connections.iter().map(|c| c.plan.clone()).collect();
         for _ in 0..Self::regions(&plans) {
@@ -669,7 +668,7 @@ impl Link {
     }
 }
 
-/// Which key of this end the message has revoked.
+/// The key of this end that the message has revoked.
 fn revoked(context: &Context, half: &Half, wc: &WorkCompletion) -> Verdict<Option<usize>> {
     let Some(rkey) = wc.invalidated else { return Ok(None) };
     for (i, (mr, _)) in half.keys.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Bugs of other stacks: what each would look like here must not happen.
+//! Bugs of other stacks: their equivalents here must not occur.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use ferroce::{
 use crate::packet::{NAK_ACCESS, NAK_INVALID, NAK_RNR, Script, ack, nak, packet, payload, read_response};
 use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, RQ, SQ, Setup, all_access, pattern, sge};
 
-/// The request names memory that is not the region's: NAK 0x62, the end, and the memory as it was.
+/// The request accesses memory outside the region: NAK 0x62, the end, and unchanged memory.
 #[track_caller]
 fn expect_out_of_bounds(iova: u64, length: usize, request: impl Fn(ferroce::RKey) -> Script) {
     let mut peer = Peer::new();
@@ -65,7 +65,7 @@ fn cve_2016_8636_range_check_overflow() {
 #[test]
 fn ml_2026_05_iova_length_wrap_in_mr_and_duplicate_read() {
     let mut peer = Peer::new();
-    // A region may end where the addresses end, and not behind.
+    // A region may end at the last address, and not after it.
     let register = |peer: &mut Peer, iova| {
         let memory = Memory::copy_of(&pattern(1024)).unwrap();
         peer.context.register_at(peer.pd, memory, all_access(), iova)
@@ -81,7 +81,7 @@ fn ml_2026_05_iova_length_wrap_in_mr_and_duplicate_read() {
     let read = |psn, va: u64, length| packet(Opcode::RC_READ_REQUEST, psn).reth(va, key, length);
     peer.inject(read(RQ, last, 1024));
     assert_eq!(payload(&peer.take_packets()), pattern(1024));
-    // Duplicates whose range wraps, by their own length or by that of the READ remembered.
+    // Duplicates whose range wraps, by their own length or by that of the remembered READ.
     for (psn, va, length) in [
         (RQ + 3, last + 768, 257),
         (RQ + 3, last + 768, 1 << 31),
@@ -110,7 +110,7 @@ fn ml_2026_05_iova_length_wrap_in_mr_and_duplicate_read() {
 #[test]
 fn ml_2026_05_iova_length_wrap_in_memory_window() {
     const IOVA: u64 = u64::MAX - 1023;
-    // The last 512 bytes of a region that ends where the addresses end.
+    // The last 512 bytes of a region that ends at the last address.
     let windowed = || {
         let mut peer = Peer::new();
         let memory = Memory::copy_of(&pattern(1024)).unwrap();
@@ -144,7 +144,7 @@ fn ml_2026_05_iova_length_wrap_in_memory_window() {
             peer.post(1, SendOp::BindMw { mw, mr, offset: 512, length: 512, access }, &[]);
             peer.expect_wc(1, WcStatus::Success);
             let key = peer.context.remote_window(mw).unwrap().unwrap().rkey;
-            // What it opens is all there.
+            // Its whole range can be read.
             peer.inject(packet(Opcode::RC_READ_REQUEST, RQ).reth(start, key, 512));
             assert_eq!(payload(&peer.take_packets()), pattern(1024)[512..]);
             peer.inject(match write {
@@ -167,14 +167,14 @@ fn ml_2026_04_7244491dab34_payload_size_underflow() {
     for opcode in (0..=255).filter_map(Opcode::from_byte) {
         let headers = 12 + opcode.extensions_len();
         for pad in 0..4 {
-            // All that lacks pad or ICRC, down to nothing behind the headers.
+            // All lengths without pad or ICRC, down to nothing after the headers.
             for length in headers..headers + pad + 4 {
                 let frame = peer.raw(opcode.byte(), (pad as u8) << 4, peer.qpn, length);
                 peer.expect_dropped(frame, Counter::RxLengthErrors);
             }
         }
     }
-    // The pad is not more than there is, but more than the payload calls for.
+    // The pad is within the packet, but longer than the payload requires.
     let mr = peer.post_recv(1, 64);
     peer.inject_frame({
         let mut frame = peer.frame(&packet(Opcode::RC_SEND_ONLY, RQ));
@@ -204,7 +204,7 @@ fn ml_2026_04_unknown_opcode_header_length() {
         }
     }
     assert_eq!(unknown, 256 - 41);
-    // The engine lives.
+    // The engine continues.
     peer.post_recv(1, 8);
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ).payload(b"hello").ack_req());
     peer.expect_ack(RQ, 1);
@@ -255,8 +255,7 @@ fn cve_2024_38544_queue_pair_destroyed_under_queued_packets() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(1024));
     let key = peer.remote(mr).rkey;
-    // A completion that nobody took, sends under way, a READ response half sent, and
-    // acknowledgements that wait to be received.
+    // An unread completion, outstanding sends, a half-sent READ response, and acknowledgements that were not received yet.
     peer.post_send(0, b"");
     peer.expect(Opcode::RC_SEND_ONLY, SQ);
     peer.inject(ack(SQ, 1));
@@ -273,7 +272,7 @@ fn cve_2024_38544_queue_pair_destroyed_under_queued_packets() {
         packet(Opcode::RC_WRITE_ONLY, RQ + 4).reth(0, key, 4).payload(&[0xee; 4]).ack_req(),
     ]);
     peer.context.destroy_qp(peer.qp).unwrap();
-    // Its successor has its slot; it must not inherit anything.
+    // The next queue pair has its slot; it must not inherit anything.
     let other = peer.another_qp(&Setup::default());
     let fresh = peer.context.query_qp(other).unwrap();
     assert_ne!(fresh.qpn, peer.qpn);
@@ -285,11 +284,11 @@ fn cve_2024_38544_queue_pair_destroyed_under_queued_packets() {
     assert_eq!(peer.context.query_qp(other).unwrap(), fresh);
     assert_eq!((peer.bytes(mr), peer.bytes(read)), (&pattern(1024)[..], &[0; 300][..]));
     assert!(matches!(peer.context.query_qp(peer.qp), Err(Error::InvalidHandle { kind: "QP", .. })));
-    // Nothing of it holds memory.
+    // It holds no memory.
     for mr in [mr, read] {
         drop(peer.context.deregister(mr).unwrap());
     }
-    // Nor does it leave its turn to send: a third queue pair has as many as the successor.
+    // Nor does its turn to send remain: a third queue pair has as many turns as the next one.
     peer.context.destroy_qp(other).unwrap();
     let doomed = peer.another_qp(&Setup::default());
     peer.take_at_most(0);
@@ -315,7 +314,7 @@ fn cve_2026_74378_srq_num_sge_is_taken_once() {
     let (mr, other) = (peer.memory(&[0; 64]), peer.memory(&[0; 64]));
     let mut sges = vec![sge(mr, 8)];
     peer.context.post_srq_recv(srq, &ReceiveWorkRequest { wr_id: 1, sges: &sges }).unwrap();
-    // What the caller does to its list afterwards is its own business.
+    // Later changes of the caller's list have no effect.
     sges[0] = Sge { mr: other, offset: u64::MAX, length: u32::MAX };
     sges.resize(200, sges[0]);
     for pieces in [5, 6, 32, 200] {
@@ -329,7 +328,7 @@ fn cve_2026_74378_srq_num_sge_is_taken_once() {
     assert_eq!(peer.expect_wc(1, WcStatus::Success).byte_len, 8);
     assert_eq!(peer.bytes(mr)[..9], [0xee, 0xee, 0xee, 0xee, 0xee, 0xee, 0xee, 0xee, 0]);
     assert_eq!(peer.bytes(other), [0; 64]);
-    // As many pieces as there may be arrive in a queue pair made for fewer.
+    // The most pieces allowed in a queue pair created for fewer.
     let sges: Vec<Sge> = (0..4).map(|i| Sge { mr, offset: 8 + i * 2, length: 2 }).collect();
     peer.context.post_srq_recv(srq, &ReceiveWorkRequest { wr_id: 3, sges: &sges }).unwrap();
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ + 1).payload(&[0xdd; 8]).ack_req());
@@ -344,7 +343,7 @@ fn cve_2026_64582_memory_used_after_it_was_given_back() {
     let mr = peer.memory(&pattern(64));
     let old = peer.remote(mr).rkey;
     let memory = peer.context.deregister(mr).unwrap();
-    // The slot is taken again; neither the handle nor the key reach what is there now.
+    // The slot is reused; neither the handle nor the key gives access to the new region.
     let successor = peer.memory(&[7; 64]);
     assert_ne!(peer.remote(successor).rkey, old);
     let write = packet(Opcode::RC_WRITE_ONLY, RQ).reth(0, old, 8).payload(&[0xee; 8]);
@@ -376,7 +375,7 @@ fn cve_2026_45852_cve_2025_38024_srq_freed_once() {
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();
     let config = SrqConfig::new(pd).max_wr(4).max_sge(1);
-    // Creation that fails leaves nothing behind.
+    // A failed creation leaks nothing.
     for bad in [config.max_wr(0), config.max_sge(33)] {
         assert!(matches!(context.create_srq(&bad), Err(Error::Invalid { .. })));
     }
@@ -391,12 +390,12 @@ fn cve_2026_45852_cve_2025_38024_srq_freed_once() {
     assert!(matches!(context.deregister(mr), Err(Error::Busy { kind: "MR", .. })));
     context.destroy_qp(qp).unwrap();
     context.destroy_srq(srq).unwrap();
-    // Once more is refused, and the next SRQ in its slot is another one.
+    // A second time is refused, and the next SRQ in its slot is another one.
     assert!(matches!(context.destroy_srq(srq), Err(Error::InvalidHandle { kind: "SRQ", .. })));
     let next = context.create_srq(&config).unwrap();
     assert!(matches!(context.destroy_srq(srq), Err(Error::InvalidHandle { kind: "SRQ", .. })));
     assert_eq!(context.query_srq(next).unwrap().posted, 0);
-    // Each receive let go of its memory once.
+    // Each receive released its memory once.
     drop(context.deregister(mr).unwrap());
     context.destroy_srq(next).unwrap();
     context.destroy_cq(cq).unwrap();
@@ -424,7 +423,7 @@ fn cve_2026_45910_cve_2025_40061_timer_of_a_destroyed_qp() {
             peer.expect_counted(counter, 0);
         }
     }
-    // The same for ERR and RESET, where the queue pair lives on.
+    // The same for ERR and RESET, where the queue pair survives.
     for transition in [Transition::Error, Transition::Reset] {
         let mut peer = Peer::new();
         peer.post_send(1, b"hello");

@@ -1,4 +1,4 @@
-//! Bugs of other stacks in what outlives what: ports, queue pairs and lists that change or go away.
+//! Bugs of other stacks in lifetimes: ports, queue pairs and lists that change or end.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use ferroce::{
 use crate::packet::{NAK_INVALID, ack, packet, payload, read_response};
 use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, RQ, SQ, Setup, pattern};
 
-/// A port whose interface has gone.
+/// A port whose interface no longer exists.
 struct Gone(Capabilities);
 
 impl Gone {
@@ -56,7 +56,7 @@ fn cve_2024_57795_interface_that_goes_away() {
     let cq = context.create_cq(16).unwrap();
     let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
     let mr = context.register(pd, Memory::zeroed(64).unwrap(), Access::NONE).unwrap();
-    // What needs the port says so, as often as it is tried; all else goes on.
+    // Verbs that need the port fail, each time; all others work.
     for _ in 0..3 {
         assert!(matches!(context.poll(Nanos(1)), Err(Error::Driver(_))));
         assert!(matches!(context.wait(Duration::ZERO), Err(Error::Driver(_))));
@@ -117,7 +117,7 @@ fn cve_2022_50885_cve_2022_50671_queue_pair_creation_that_fails() {
         context.destroy_qp(qp).unwrap();
         assert!(matches!(context.destroy_qp(qp), Err(Error::InvalidHandle { kind: "QP", .. })));
     }
-    // None of the attempts holds anything.
+    // None of the attempts holds references.
     context.destroy_srq(srq).unwrap();
     context.destroy_cq(send_cq).unwrap();
     context.destroy_cq(recv_cq).unwrap();
@@ -130,7 +130,7 @@ fn ml_2026_07_packet_executed_again_for_each_wqe_after_err() {
     let mrs = [1, 2, 3].map(|wr_id| peer.post_recv(wr_id, 8));
     let target = peer.memory(&[0; 8]);
     let key = peer.remote(target).rkey;
-    // The packet that ends the connection, with lawful ones behind it in the same burst.
+    // The packet that ends the connection, with valid ones after it in the same burst.
     let bad = packet(Opcode::RC_SEND_ONLY, RQ).payload(&[0xee; 9]);
     let good = packet(Opcode::RC_SEND_ONLY, RQ + 1).payload(&[0xee; 8]);
     let write = packet(Opcode::RC_WRITE_ONLY, RQ).reth(0, key, 8).payload(&[0xee; 8]);
@@ -157,7 +157,7 @@ fn ml_2026_07_max_dest_rd_atomic_changed_under_remembered_answers() {
             peer.inject(read(i));
             assert_eq!(payload(&peer.take_packets()), pattern(1024));
         }
-        // One of them is under way again while the number changes.
+        // One of them is being sent again while the number changes.
         peer.take_at_most(1);
         peer.inject(read(2));
         peer.modify(Transition::Drain);
@@ -166,7 +166,7 @@ fn ml_2026_07_max_dest_rd_atomic_changed_under_remembered_answers() {
         assert_eq!(peer.query().max_dest_rd_atomic, depth);
         peer.take_at_most(usize::MAX);
         assert_eq!(payload(&peer.take_packets()), pattern(1024));
-        // What is remembered stays until its place is wanted.
+        // Remembered responses stay until their place is needed.
         for i in 0..4 {
             peer.inject(read(i));
             assert_eq!(payload(&peer.take_packets()), pattern(1024), "depth {depth}, READ {i}");
@@ -189,7 +189,7 @@ fn ml_2026_07_max_dest_rd_atomic_changed_under_remembered_answers() {
 
 #[test]
 fn cve_2026_64102_cve_2026_23242_length_that_goes_below_zero() {
-    // A WRITE that brings more than is left of what it announced.
+    // A WRITE with more data than is left of its announced length.
     for (announced, last) in [(300, 45), (300, 256), (257, 2), (512, 257)] {
         let mut peer = Peer::new();
         let mr = peer.memory(&[0; 1024]);
@@ -200,7 +200,7 @@ fn cve_2026_64102_cve_2026_23242_length_that_goes_below_zero() {
         peer.expect_event(Event::QpReqErr(peer.qp));
         assert_eq!(peer.bytes(mr)[256..], [0; 768]);
     }
-    // A SEND that passes the end of its receive with any packet.
+    // A SEND that exceeds its receive in any packet.
     for packets in 1..4u32 {
         let mut peer = Peer::new();
         let mr = peer.post_recv(1, packets as usize * 256 - 1);
@@ -210,7 +210,7 @@ fn cve_2026_64102_cve_2026_23242_length_that_goes_below_zero() {
         peer.expect_wc(1, WcStatus::LocLenErr);
         assert_eq!(peer.bytes(mr)[packets as usize * 256 - 256..], vec![0; 255]);
     }
-    // READ responses that bring more or less than what is left.
+    // READ responses with more or less data than is left.
     for (opcode, length) in [
         (Opcode::RC_READ_RESPONSE_LAST, 45),
         (Opcode::RC_READ_RESPONSE_LAST, 43),
@@ -226,7 +226,7 @@ fn cve_2026_64102_cve_2026_23242_length_that_goes_below_zero() {
         peer.expect_wc(1, WcStatus::LocLenErr);
         assert_eq!(peer.bytes(mr)[256..], [0; 44]);
     }
-    // Broken answers to nothing.
+    // Invalid responses without a request.
     let mut peer = Peer::new();
     let answers = (0..=255)
         .filter_map(Opcode::from_byte)
@@ -241,7 +241,7 @@ fn cve_2026_64102_cve_2026_23242_length_that_goes_below_zero() {
 
 #[test]
 fn cve_2022_50666_cve_2026_74345_cve_2026_68417_queue_pair_in_use_before_it_is_ready() {
-    // Its number is known from the start; nothing reaches it before it has a peer.
+    // Its number is known from the start; it receives nothing before it has a peer.
     for state in [QpState::Reset, QpState::Init] {
         for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
             let mut peer = Peer::with(Setup { state, qp_type, ..Setup::default() });
@@ -250,7 +250,7 @@ fn cve_2022_50666_cve_2026_74345_cve_2026_68417_queue_pair_in_use_before_it_is_r
             }
             for opcode in (0..=255).filter_map(Opcode::from_byte) {
                 let reason = match opcode.service() {
-                    // Datagrams have no peer whose state it could be: the service is looked at first.
+                    // Datagrams have no peer: the service is checked first.
                     Service::Cnp if qp_type == QpType::Ud => Counter::RpCnpIgnored,
                     _ if qp_type == QpType::Ud && opcode == Opcode::SELECTIVE_ACKNOWLEDGE => {
                         Counter::RxUnknownOpcode
@@ -296,7 +296,7 @@ fn cve_2026_45856_cve_2026_23243_sizes_from_the_application() {
     };
     let piece = |length| Sge { mr, offset: 0, length };
     assert_eq!(attribute(send(SendOp::Send, Data::Sges(&[piece(1); 5]))), "sges");
-    // Sums that 32 bits do not hold.
+    // Sums that exceed 32 bits.
     assert_eq!(attribute(send(SendOp::Send, Data::Sges(&[piece(u32::MAX), piece(2)]))), "length");
     assert_eq!(attribute(send(SendOp::Send, Data::Sges(&[piece(1 << 31), piece(1)]))), "length");
     assert_eq!(attribute(send(SendOp::Send, Data::Sges(&[piece(1 << 30); 4]))), "length");
@@ -310,7 +310,7 @@ fn cve_2026_45856_cve_2026_23243_sizes_from_the_application() {
     assert!(matches!(peer.context.create_cq(0), Err(Error::Invalid { .. })));
     assert!(matches!(peer.context.create_cq(u32::MAX), Err(Error::Invalid { .. })));
     drop(peer);
-    // A piece that is not in its region ends its work request, and nothing of it leaves.
+    // A piece outside its region fails its work request, and nothing of it is sent.
     for (offset, length) in [(0, 65), (64, 1), (u64::MAX, 1), (u64::MAX - 7, 8), (1 << 63, 1), (60, 5)] {
         let mut peer = Peer::new();
         let mr = peer.memory(&pattern(64));
@@ -340,10 +340,10 @@ fn cve_2024_42145_cve_2026_68425_received_lists_are_bounded() {
         peer.post_recv(wr_id, 64);
     }
     let datagram = packet(Opcode::UD_SEND_ONLY, 0).deth(QKEY, PEER_QPN).payload(b"flood");
-    // The engine allocates nothing meanwhile: the peer sees to that. (It says so when it ends.)
+    // The engine allocates nothing meanwhile, which the peer checks at its end.
     peer.inject_all(std::iter::repeat_n(datagram.clone(), 2));
     peer.inject_all(std::iter::repeat_n(datagram.clone(), 1));
-    // The third completion found its queue full, which ends the queue pair.
+    // The third completion found its queue full, which fails the queue pair.
     peer.expect_event(Event::Completion(peer.cq));
     peer.expect_event(Event::CqErr(peer.cq));
     peer.expect_event(Event::QpFatal(peer.qp));
@@ -359,7 +359,7 @@ fn cve_2024_42145_cve_2026_68425_received_lists_are_bounded() {
     peer.inject_all(std::iter::repeat_n(datagram.clone(), 10_000));
     peer.expect_counted(Counter::OutOfBuffer, 9_999);
     peer.expect_wc(1, WcStatus::Success);
-    // Nobody listens for connections here, so queue pairs 0 and 1 take nothing.
+    // There are no listeners here, so queue pairs 0 and 1 accept nothing.
     for qpn in [Qpn::new(0), Qpn::new(1)] {
         peer.inject_all(std::iter::repeat_n(datagram.clone().dest_qpn(qpn), 1000));
         peer.expect_counted(Counter::RxUnknownQp, 1000);
@@ -375,7 +375,7 @@ fn cve_2022_48925_address_changed_outside_the_state_check() {
     let again = peer.transitions(&Setup::default());
     peer.post_send(1, b"under way");
     peer.expect(Opcode::RC_SEND_ONLY, SQ);
-    // Neither while it runs, nor while it drains, nor by way of the states before.
+    // Neither in RTS, nor while it drains, nor through earlier states.
     let refused = |peer: &mut Peer, transition| {
         let before = peer.query();
         let result = peer.context.modify_qp(peer.qp, transition);
@@ -392,7 +392,7 @@ fn cve_2022_48925_address_changed_outside_the_state_check() {
     peer.expect_event(Event::SqDrained(peer.qp));
     peer.modify(update);
     assert_eq!(peer.query().address, Some(other));
-    // A peer elsewhere is another peer.
+    // A peer with another address is another peer.
     let group = AddressVector::new(Gid::from_ipv4([239, 0, 0, 1].into()), ours.sgid_index);
     refused(&mut peer, Transition::Update(QpUpdate::default().address(group)));
     peer.modify(Transition::Error);

@@ -1,6 +1,5 @@
-//! Security: one test for each known bug of other stacks (docs/protocol.md §9), named after it, and what
-//! stands against each threat that no conformance case is about. `security.md` beside this file says
-//! what each bug would look like here.
+//! Security: one test for each known bug of other stacks (docs/protocol.md §9), named after it, and one for each protection
+//! against a threat without a conformance case. `security.md` in this directory describes what each bug would be here.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod bugs;
@@ -9,7 +8,7 @@ mod threats;
 
 use ferroce_test_support::{packet, peer};
 
-/// A row of the table for each test, and a test for each row.
+/// Each test has a row of the table, and each row a test.
 #[test]
 fn every_row_has_its_tests() {
     let rows: Vec<&str> = include_str!("security.md")

@@ -1,4 +1,4 @@
-//! What an attacker may try (docs/protocol.md §9), beyond the conformance cases.
+//! Possible attacks (docs/protocol.md §9), beyond the conformance cases.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,8 +11,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use crate::packet::{NAK_ACCESS, NAK_RNR, NAK_SEQUENCE, Script, ack, nak, packet, payload};
 use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, all_access, pattern, sge};
 
-/// A key that is not there, from the peer's address and from another, where the standard holds and
-/// where wrong keys are dropped.
+/// An invalid key, from the peer's address and from another, with the standard behaviour and with wrong keys dropped.
 #[test]
 fn bad_key_ends_the_connection_only_from_its_peer_and_only_by_the_standard() {
     let bad = RKey::new(0xbad_0000);
@@ -43,7 +42,7 @@ fn bad_key_ends_the_connection_only_from_its_peer_and_only_by_the_standard() {
             peer.expect_state(QpState::Error);
             peer.expect_counted(Counter::RespRemoteAccessErrors, 1);
             match peer.context.poll_cq(peer.cq).unwrap().unwrap().status {
-                // The SEND had its receive in hand, which says so.
+                // The SEND used its receive, which reports it.
                 WcStatus::RemInvReqErr => peer.expect_no_event(),
                 status => {
                     assert_eq!(status, WcStatus::WrFlushErr);
@@ -54,7 +53,7 @@ fn bad_key_ends_the_connection_only_from_its_peer_and_only_by_the_standard() {
     }
 }
 
-/// A dropped request leaves everything as it was, also what the peer is owed: here a NAK.
+/// A dropped request changes nothing, including what is owed to the peer: here a NAK.
 #[test]
 fn dropped_bad_key_does_not_take_back_a_nak() {
     let mut peer = Peer::with(Setup { drop_access_errors: true, ..Setup::default() });
@@ -62,7 +61,7 @@ fn dropped_bad_key_does_not_take_back_a_nak() {
     let early = packet(Opcode::RC_SEND_ONLY, RQ + 1).ack_req();
     peer.inject_all([early.clone(), forged.clone()]);
     peer.expect_nak(NAK_SEQUENCE, RQ, 0);
-    // Nor does it make the engine say it again.
+    // Nor does it make the engine repeat it.
     for _ in 0..10 {
         peer.inject_all([forged.clone(), early.clone()]);
     }
@@ -70,8 +69,8 @@ fn dropped_bad_key_does_not_take_back_a_nak() {
     peer.expect_counted(Counter::RxAccessErrors, 11);
 }
 
-/// Whoever repeats the expected packet while there is no receive gets a few RNR NAKs, not one for
-/// each; a lawful peer gets all that it could ever hear.
+/// A peer that repeats the expected packet while there is no receive gets a few RNR NAKs, not one for each; a valid peer
+/// gets all that it could receive.
 #[test]
 fn rnr_naks_are_limited_to_what_a_lawful_peer_can_hear() {
     let half = RnrTimer::new(14).unwrap().duration() / 2;
@@ -82,31 +81,31 @@ fn rnr_naks_are_limited_to_what_a_lawful_peer_can_hear() {
         for _ in 0..1000 {
             peer.inject(packet.clone());
         }
-        // A packet is sent eight times at most without an answer: retry_count is 7.
+        // A packet is sent at most eight times without an answer: retry_count is 7.
         (0..8).for_each(|_| peer.expect_nak(NAK_RNR | 14, psn, psn - RQ));
         peer.expect_nothing();
         peer.expect_counted(Counter::NakSuppressed, 992);
         peer.expect_counted(Counter::SendRnrErr, 8);
     };
     flood(&mut peer, &first, RQ);
-    // Nothing else is said in their place.
+    // Nothing else is sent instead.
     peer.inject(second.clone());
     peer.expect_nothing();
     peer.advance(half - Duration::from_nanos(1));
     peer.inject(first.clone());
     peer.expect_nothing();
     peer.expect_counted(Counter::NakSuppressed, 1);
-    // A peer that has heard one comes back after the whole timer, or not much before.
+    // A peer that has received one retransmits after the whole timer, or not much earlier.
     peer.advance(Duration::from_nanos(1));
     flood(&mut peer, &first, RQ);
-    // However many come at once, one NAK answers them.
+    // However many arrive at once, one NAK answers them.
     peer.advance(half);
     peer.inject_all(std::iter::repeat_n(first.clone(), 1000));
     peer.expect_nak(NAK_RNR | 14, RQ, 0);
     peer.expect_nothing();
     peer.expect_counted(Counter::SendRnrErr, 1);
     peer.expect_counted(Counter::NakSuppressed, 0);
-    // A packet that finds its receive is taken at once, and the next starts anew.
+    // A packet that finds its receive is accepted immediately, and the limit is reset for the next.
     peer.post_recv(1, 8);
     peer.inject(first);
     peer.expect_ack(RQ, 1);
@@ -114,7 +113,7 @@ fn rnr_naks_are_limited_to_what_a_lawful_peer_can_hear() {
     flood(&mut peer, &second, RQ + 1);
 }
 
-/// Any range against the same sum in 128 bits.
+/// Any range, compared with the same sum in 128 bits.
 #[test]
 fn bounds_agree_with_wide_arithmetic() {
     let near = |centre: u64| (0..200u64).prop_map(move |by| centre.wrapping_add(by).wrapping_sub(100));
@@ -176,15 +175,15 @@ fn bounds_agree_with_wide_arithmetic() {
     assert!(reached > 200, "only {reached} ranges were inside their region");
 }
 
-/// Every length, opcode and pad, with a right ICRC: each frame is dropped or handled for one reason,
-/// which the lengths alone decide.
+/// Every length, opcode and pad, with a correct ICRC: each frame is dropped or processed for one reason, which depends only
+/// on the lengths.
 #[test]
 fn every_length_opcode_and_pad_has_one_fate() {
     let mut peer = Peer::new();
     let before = peer.query();
     for byte in 0..=255u8 {
         for (pad, length) in (0..4u8).flat_map(|pad| (0..=200).map(move |length| (pad, length))) {
-            // Its PSN is long past, so that no request is executed.
+            // Its PSN is old, so that no request is executed.
             let frame = peer.raw(byte, pad << 4, peer.qpn, length);
             let fate = match Opcode::from_byte(byte) {
                 _ if length < 16 => Counter::RxLengthErrors,
@@ -193,7 +192,7 @@ fn every_length_opcode_and_pad_has_one_fate() {
                     Counter::RxLengthErrors
                 }
                 Some(Opcode::CNP) => Counter::RpCnpIgnored,
-                // Nobody has agreed on it.
+                // It was not negotiated.
                 Some(Opcode::SELECTIVE_ACKNOWLEDGE) => Counter::RxUnknownOpcode,
                 Some(opcode) if opcode.service() != Service::Rc => Counter::RxWrongService,
                 Some(opcode) if !opcode.is_request() => Counter::StaleResponse,
@@ -220,9 +219,9 @@ fn every_length_opcode_and_pad_has_one_fate() {
     assert_eq!(drops, 256 * 4 * 201, "no frame counts twice");
 }
 
-/// Memory that a work request names is not given back before it is done, and what a READ has not
-/// sent yet is not sent any more. (A context has one owner, and a region is borrowed through it, so
-/// no second thread can race with this: that does not compile.)
+/// Memory of a work request is not returned before the work request is done, and the rest of a READ response is not sent
+/// after deregistration. (A context has one owner, and a region is borrowed through it, so no second thread can race with
+/// this: that does not compile.)
 #[test]
 fn memory_is_given_back_when_nobody_uses_it() {
     let mut peer = Peer::new();
@@ -232,7 +231,7 @@ fn memory_is_given_back_when_nobody_uses_it() {
     for mr in [sent, received] {
         assert!(matches!(peer.context.deregister(mr), Err(ferroce::Error::Busy { kind: "MR", .. })));
     }
-    // A WRITE that is sent again after a loss reads it again.
+    // A retransmitted WRITE reads it again.
     peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
     assert_eq!(payload(&peer.take_packets()), pattern(600)[256..]);
     peer.inject(ack(SQ + 2, 1));
@@ -256,7 +255,7 @@ fn memory_is_given_back_when_nobody_uses_it() {
     peer.expect_nothing();
 }
 
-/// Rights are those of the queue pair and of the memory: each alone is not enough.
+/// The rights of the queue pair and of the memory are both needed.
 #[test]
 fn a_right_needs_the_queue_pair_and_the_memory() {
     let rights = [
@@ -314,7 +313,7 @@ impl tracing::Subscriber for Logged {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// No packet writes to the log, so none can fill it: what happens is counted.
+/// No packet writes to the log, so none can fill it: events are counted.
 #[test]
 fn packets_are_not_logged() {
     static COUNT: AtomicUsize = AtomicUsize::new(0);

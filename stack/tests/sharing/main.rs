@@ -1,5 +1,5 @@
 //! Many processes on one address: connections between all of them and all of another address, while some are killed and
-//! others come.
+//! others started.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
 mod member;
@@ -16,7 +16,7 @@ use ferroce_driver_test_support::random::Random;
 use ferroce_driver_test_support::signal::{Signal, signal};
 use member::Role;
 
-/// Those of a peer that was killed are noticed within this time.
+/// Connections of a killed peer are detected as ended within this time.
 const NOTICED: Duration = Duration::from_secs(40);
 
 /// Not a test, but the process that others start.
@@ -41,12 +41,12 @@ struct Swarm<'a> {
     namespaces: Option<&'a Namespaces>,
     count: usize,
     processes: HashMap<(usize, usize), Process>,
-    /// When the process with an index on a side was killed last.
+    /// When the process with an index on a side was last killed.
     killed: HashMap<(usize, usize), Instant>,
     lines: Receiver<(usize, usize, u32, String)>,
     sender: Sender<(usize, usize, u32, String)>,
     up: HashMap<(usize, usize), usize>,
-    /// What was sent, received and handed on by those who told it last.
+    /// The messages sent, received and forwarded, as last reported by each process.
     told: HashMap<u32, [u64; 4]>,
     complaints: Vec<String>,
     ended: usize,
@@ -93,7 +93,7 @@ impl<'a> Swarm<'a> {
         self.processes.insert((side, index), Process { child, stdin, slot: None, born, is_done: false });
     }
 
-    /// Starts one, and waits until it has said that it has this slot.
+    /// Starts one, and waits until it has reported this slot.
     #[track_caller]
     fn start_into(&mut self, side: usize, index: usize, slot: usize) {
         self.start(side, index);
@@ -114,7 +114,7 @@ impl<'a> Swarm<'a> {
         }
     }
 
-    /// Hears what the processes say, for so long.
+    /// Processes the reports for this time.
     fn hear(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -127,7 +127,7 @@ impl<'a> Swarm<'a> {
         match &words[..] {
             ["slot", slot] => {
                 let slot = slot.parse().unwrap();
-                // Of those that live another one may have it only if it was killed and is being started again.
+                // Another live process may have it only if it was killed and is being started again.
                 let has_it = |((other, _), process): (&(usize, usize), &Process)| {
                     *other == side && process.slot == Some(slot)
                 };
@@ -187,7 +187,7 @@ impl<'a> Swarm<'a> {
         }
     }
 
-    /// Whether every process is connected to every one that there is of the other side.
+    /// Whether every process is connected to every existing one of the other side.
     fn is_whole(&self) -> bool {
         let there = |side: usize| self.processes.keys().filter(|(other, _)| *other == side).count();
         let peers = [there(1), there(0)];
@@ -210,14 +210,14 @@ impl<'a> Swarm<'a> {
         start.elapsed()
     }
 
-    /// Ends all, and says what they had moved.
+    /// Ends all, and returns their totals.
     fn finish(&mut self) -> [u64; 4] {
         for process in self.processes.values_mut() {
             process.stdin = None;
         }
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.processes.values().any(|process| !process.is_done) {
-            // What ends now ends for all.
+            // Disconnections from now on are expected.
             self.killed = self.processes.keys().map(|key| (*key, Instant::now())).collect();
             self.hear(Duration::from_millis(50));
             assert!(Instant::now() < deadline, "some do not end");
@@ -285,10 +285,10 @@ fn churn(mut swarm: Swarm<'_>, time: Duration, mut random: Random) {
     assert!(kills > 0 && received > 0);
 }
 
-/// A process is stopped while another one comes into the slot of one that was killed. It knows of it afterwards, and hands on to
-/// it what comes to QP1, which it reads; and when it ends itself, the next one does.
+/// A process is stopped while another one gets the slot of a killed one. It learns of it afterwards, and forwards to it the
+/// packets of QP1, which it receives; and when it ends itself, the next one does.
 #[test]
-fn a_process_that_was_stopped_learns_who_has_come() {
+fn a_stopped_process_learns_of_new_ones() {
     let mut swarm = Swarm::new(["127.79.1.1", "127.79.1.2"], None, 3);
     for index in 0..3 {
         swarm.start_into(0, index, index);
@@ -298,17 +298,17 @@ fn a_process_that_was_stopped_learns_who_has_come() {
     let stopped = swarm.processes[&(0, 0)].child.id();
     signal(stopped, Signal::STOP);
     swarm.kill(0, 1);
-    // It asks those that answer, and waits a moment for the one that does not.
+    // The new one asks those that answer, and waits a moment for the one that does not.
     swarm.start_into(0, 1, 1);
     signal(stopped, Signal::CONT);
-    // Requests to the newcomer come to the one that was stopped, which hands them on.
+    // Requests to the new one are received by the stopped one, which forwards them.
     swarm.expect_whole(Duration::from_secs(20));
     swarm.kill(0, 0);
-    // Requests to both that are left come to the newcomer.
+    // Requests to both remaining ones are received by the new one.
     swarm.kill(1, 1);
     swarm.start(1, 1);
     swarm.expect_whole(Duration::from_secs(20));
-    // And it knows who comes.
+    // And it learns of further ones.
     swarm.start_into(0, 0, 0);
     swarm.expect_whole(Duration::from_secs(20));
     let [_, received, _, _] = swarm.finish();
@@ -322,7 +322,8 @@ fn size() -> (usize, Duration) {
     (count, Duration::from_secs(number("FERROCE_SHARING_SECONDS", 15)))
 }
 
-/// The whole: `FERROCE_SHARING_COUNT=64 FERROCE_SHARING_SECONDS=600 cargo test -p ferroce --test sharing -- --nocapture veth`.
+/// The full test: `FERROCE_SHARING_COUNT=64 FERROCE_SHARING_SECONDS=600 cargo test -p ferroce --test sharing -- --nocapture
+/// veth`.
 #[test]
 fn processes_over_veth_come_and_go_and_nobody_else_notices() {
     let Some(pair) = Namespaces::new(1500) else { return };

@@ -1,5 +1,5 @@
 //! One of many processes on an address: it listens, connects to each process of the other address, and sends each messages
-//! whose every byte is checked. What happens it prints, a line each.
+//! whose every byte is checked. It prints a line for each event.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -13,19 +13,19 @@ use ferroce::*;
 const ROLE: &str = "FERROCE_SHARING_MEMBER";
 const PORT: u16 = 20_000;
 const LARGEST: u32 = 4096;
-/// Receives that wait at a queue pair.
+/// Posted receives of a queue pair.
 const RECEIVES: u64 = 4;
-/// How soon a connection that has ended is tried again.
+/// The delay until an ended connection is tried again.
 const AGAIN: Duration = Duration::from_millis(300);
 
-/// What a member is to do.
+/// The parameters of a member.
 #[derive(Clone, Copy)]
 pub(crate) struct Role {
     pub(crate) own: IpAddr,
     pub(crate) index: usize,
     pub(crate) peers: IpAddr,
     pub(crate) count: usize,
-    /// Between two messages of a connection.
+    /// The pause between two messages of a connection.
     pub(crate) pause: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Role {
         (ROLE, format!("{own} {index} {peers} {count} {}", pause.as_millis()))
     }
 
-    /// That of this process, if it is a member.
+    /// The role of this process, if it is a member.
     pub(crate) fn of_this() -> Option<Role> {
         let text = std::env::var(ROLE).ok()?;
         let mut parts = text.split(' ');
@@ -71,13 +71,13 @@ struct Member {
     cq: Cq,
     lines: HashMap<Qp, Line>,
     of_connection: HashMap<CmId, Qp>,
-    /// When to connect to each peer, unless it is connected or being so.
+    /// When to connect to each peer; `None` while it is connected or connecting.
     attempts: Vec<Option<Instant>>,
     received: u64,
     sent: u64,
 }
 
-/// The bytes of message `number` from one process to another.
+/// A byte of message `number` from one process to another.
 fn byte(from: usize, to: usize, number: u64, place: usize) -> u8 {
     (number.wrapping_mul(0x9e37_79b9).wrapping_add((from * 131 + to * 17 + place * 7 + (place >> 8)) as u64))
         as u8
@@ -90,7 +90,7 @@ fn length(number: u64) -> u32 {
 pub(crate) fn run(role: Role) {
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
-    // The test says that it is over by closing the pipe.
+    // The test ends the process by closing the pipe.
     std::thread::spawn(move || {
         let _ = std::io::stdin().read(&mut [0; 1]);
         told.store(true, Ordering::Relaxed);
@@ -224,7 +224,7 @@ impl Member {
         }
     }
 
-    /// The peer is another process than before. Nothing else tells who only receives that the one before was killed.
+    /// The peer is a new process. A receiver has no other indication that the previous one was killed.
     fn replace(&mut self, peer: usize) {
         let is_its = |line: &&mut Line| line.peer == peer && !line.is_client;
         let Some(line) = self.lines.values_mut().find(is_its) else { return };
@@ -233,7 +233,7 @@ impl Member {
         self.end(qp, "replaced");
     }
 
-    /// A connection is over, or was not made.
+    /// A connection has ended, or could not be made.
     fn end(&mut self, qp: Qp, why: &str) {
         let Some(line) = self.lines.remove(&qp) else { return };
         if line.is_up {

@@ -1,4 +1,4 @@
-//! Makes the first corpus of each target from the captures in pcap-fixtures.
+//! Creates the first corpus of each target from the captures in pcap-fixtures.
 
 use std::error::Error;
 use std::fs;
@@ -9,7 +9,7 @@ use ferroce::driver::pcap::Reader;
 use ferroce::wire::{Packet, Qpn, Service};
 use ferroce_collectives::Card;
 use ferroce_fuzz::{joined, requester, responder, selective};
-// It is built with the flags of the targets, and this has what they call.
+// It is built with the flags of the targets, and this crate provides the functions that they call.
 use libfuzzer_sys as _;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -47,7 +47,7 @@ impl Corpus {
     }
 }
 
-/// The files of the manual.
+/// The TOML files of the manual.
 fn scenarios(corpus: &Corpus, manual: &str) -> Result<(), Box<dyn Error>> {
     let blocks = manual.split("```toml\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0));
     for (number, block) in blocks.enumerate() {
@@ -56,23 +56,24 @@ fn scenarios(corpus: &Corpus, manual: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Steps of twelve bytes at a ring: what is done, how, and a number.
+/// Steps of twelve bytes for a ring: action, variant, and a number.
 fn rings() -> [(&'static str, Vec<u8>); 2] {
     let step = |what: u8, kind: u8, number: u64| {
         let mut step = [what, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         step[2..10].copy_from_slice(&number.to_le_bytes());
         step
     };
-    // Frames in three pieces and in one, each taken; then one bit of the next word changed, and of the consumer's.
+    // Frames in three pieces and in one, each received; then one bit of the next word is changed, and one of the
+    // consumer's.
     let good = [step(0, 6, 4096), step(1, 0, 0), step(0, 3, 60), step(1, 0, 0), step(2, 0, 0)];
     let lies = [step(0, 6, 4096), step(3, 0x80, 40), step(1, 0, 0), step(3, 0x81, 1), step(0, 6, 8000)];
     [("frames", good.repeat(40).concat()), ("lies", lies.repeat(8).concat())]
 }
 
-/// What one capture gives.
+/// The inputs from one capture.
 fn seed(corpus: &Corpus, path: &Path, name: &str) -> Result<(), Box<dyn Error>> {
     let mut file = fs::read(path)?;
-    // The head of it will do: the reader has nothing to learn from more records.
+    // The beginning suffices: further records add nothing for the reader.
     file.truncate(4096);
     corpus.add("pcap_reader", name, &file)?;
     let mut frames = Vec::new();
@@ -104,7 +105,7 @@ fn seed(corpus: &Corpus, path: &Path, name: &str) -> Result<(), Box<dyn Error>> 
     conversations(corpus, name, &packets)
 }
 
-/// What each end of each conversation asked for, and what it got.
+/// The requests and responses of each end of each conversation.
 fn conversations(corpus: &Corpus, name: &str, packets: &[Packet<'_>]) -> Result<(), Box<dyn Error>> {
     let longest = packets.iter().map(|packet| packet.payload.len()).max().unwrap_or(0);
     let scale = if longest > 1024 { 4 } else { 1 };
@@ -144,7 +145,7 @@ fn conversations(corpus: &Corpus, name: &str, packets: &[Packet<'_>]) -> Result<
     Ok(())
 }
 
-/// One message of each kind; they are in no capture of RoCE.
+/// One message of each kind; captures of RoCE do not contain them.
 fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
     let pingpong = b"\x000000:000011:abcdef:00000000000000000000ffff0a4d000b\0";
     corpus.add("exchange", "pingpong", pingpong)?;
@@ -168,7 +169,7 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
         corpus.add("exchange", &format!("control-{number}"), &message)?;
     }
     corpus.add("exchange", "control", &all)?;
-    // Magic, version; then rank, size, nonce and card, or kind, length and what follows.
+    // Magic, version; then rank, size, nonce and card, or kind, length and contents.
     let frame = |kind: &[u8], words: [u32; 2], rest: &[u8]| {
         let words = [2, words[0], words[1]].map(u32::to_be_bytes).concat();
         [kind, b"frcc", &words, rest].concat()
@@ -190,7 +191,7 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
         message.resize(1 + 8 + 20 + 160, 0);
         corpus.add("exchange", name, &message)?;
     }
-    // Call 1, nothing taken, 5 elements, root 0: an all-reduce of f32 by a ring.
+    // Call 1, nothing received, 5 elements, root 0: an all-reduce of f32 by a ring.
     let mut header = [0; 33];
     (header[0], header[4], header[16]) = (7, 1, 5);
     header[19..25].copy_from_slice(&[1, 0, 1, 3, 1, 0]);

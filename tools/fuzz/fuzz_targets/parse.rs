@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|frame: &[u8]| {
     let _ = Packet::decode_ip(frame);
-    // A random input hardly ever has a right ICRC, so the packet is looked at before that check too.
+    // A random input hardly ever has a valid ICRC, so the packet is also examined without that check.
     let decoded = Packet::decode(frame);
     if let Ok(packet) = &decoded {
         assert!(packet.covered().len() + 4 <= frame.len());

@@ -11,7 +11,7 @@ fuzz_target!(|frame: &[u8]| {
     let Ok(packet) = Packet::parse(&frame) else { return };
     let packet = OwnedPacket::from(&packet);
     let mut again = OwnedPacket::parse(&packet.emit()).expect("what is emitted parses");
-    // It covers what an owned packet does not keep too: IPv4 flags, and the bytes of the pad.
+    // It also covers what an owned packet does not keep: IPv4 flags, and the bytes of the pad.
     again.icrc = packet.icrc;
     assert_eq!(again, packet);
 });

@@ -9,7 +9,7 @@ fuzz_target!(|file: &[u8]| {
     let Ok(mut reader) = Reader::new(Box::new(Cursor::new(file.to_vec())), "input".to_owned()) else {
         return;
     };
-    // The smallest record has a header of 12 bytes (a simple packet's), and none shares its bytes.
+    // The smallest record has a header of 12 bytes (a simple packet's), and records do not overlap.
     let mut room = file.len();
     loop {
         match reader.next_record() {

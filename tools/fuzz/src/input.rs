@@ -1,6 +1,6 @@
-//! The fuzzer's bytes, read front to back.
+//! The fuzzer's bytes, read from front to back.
 
-/// What is left of an input. Past its end it reads zeros, so that each prefix of an input is one too.
+/// The rest of an input. Past its end it reads zeros, so each prefix of an input is an input, too.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

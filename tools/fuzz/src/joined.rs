@@ -1,9 +1,9 @@
-//! Frames that hold several packets, as captures have them from before the kernel or a card cuts them apart.
+//! Frames that contain several packets, as captured before segmentation by the kernel or a network card.
 
 use crate::packet::seal;
 
-/// The frame behind the first two bytes of an input, which say how long its first packet is: with the ICRC that makes it
-/// one. Without that hardly any input would be cut apart.
+/// The frame after the first two bytes of an input, which are the length of its first packet. The ICRC of that packet
+/// is corrected; without this, hardly any input would be split.
 pub fn frame(input: &[u8]) -> Option<Vec<u8>> {
     let (length, frame) = input.split_first_chunk::<2>()?;
     let mut frame = frame.to_vec();
@@ -17,7 +17,7 @@ pub fn frame(input: &[u8]) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// An input of several packets to one queue pair, each a frame.
+/// An input with several packets to one queue pair, each given as a frame.
 pub fn input_of(packets: &[&[u8]]) -> Option<Vec<u8>> {
     let first = packets.first()?;
     let mut frame = first.to_vec();
@@ -40,14 +40,14 @@ pub fn capture(frame: &[u8]) -> Vec<u8> {
     file
 }
 
-/// The bytes of a frame as one packet: with the lengths that it has.
+/// The bytes of a frame as one packet, with the lengths corrected.
 fn first_packet(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut packet = bytes.to_vec();
     put_lengths(&mut packet, bytes.len())?;
     Some(packet)
 }
 
-/// Where the BTH of a frame without tags and options is.
+/// The offset of the BTH in a frame without tags and options.
 fn headers(frame: &[u8]) -> Option<usize> {
     match *frame.get(12..14)?.first_chunk()? {
         [0x08, 0x00] => Some(14 + 20 + 8),
@@ -56,7 +56,7 @@ fn headers(frame: &[u8]) -> Option<usize> {
     }
 }
 
-/// Writes how long a frame is into its headers.
+/// Writes the length of a frame to its headers.
 fn put_lengths(frame: &mut [u8], length: usize) -> Option<()> {
     let bth = headers(frame)?;
     let mut put = |at: usize, length: usize| {

@@ -1,5 +1,5 @@
-//! What the fuzz targets of the protocol engine share, and the targets themselves: a live queue pair
-//! that is fed with what the fuzzer makes up, beside a model of what may come of it.
+//! Shared code of the fuzz targets of the protocol engine, and the targets themselves: a live queue pair gets the
+//! fuzzer's input, and is compared with a model of its permitted behavior.
 #![forbid(unsafe_code)]
 
 mod input;

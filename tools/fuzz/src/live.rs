@@ -1,4 +1,4 @@
-//! A context with one connected queue pair, and memory whose every byte is known.
+//! A context with one connected queue pair, and memory with known contents.
 
 mod memory;
 
@@ -22,7 +22,7 @@ use crate::packet::{self, Fields, Flags, QKEY};
 use memory::{PLACES, Region, Window};
 pub(crate) use memory::{Piece, REGION, part, total};
 
-/// Outstanding work requests of a queue.
+/// The most outstanding work requests of a queue.
 pub(crate) const DEPTH: u32 = 8;
 /// Bytes of the port's longest packet.
 const MTU: u32 = 1200;
@@ -31,9 +31,9 @@ pub(crate) const WINDOW: u32 = 32;
 /// Memory of the peer.
 pub(crate) const REMOTE: RemoteAddress =
     RemoteAddress { addr: 0xffff_ffff_ffff_e000, rkey: RKey::new(0x5eed_beef) };
-/// Six kinds of a queue pair, two of a completion queue, one of a shared receive queue, one of the port.
+/// Six kinds for a queue pair, two for a completion queue, one for a shared receive queue, one for the port.
 const MAX_EVENTS: u32 = 10;
-/// How the queue pair is connected.
+/// The attributes of the connected queue pair.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) ipv6: bool,
@@ -48,14 +48,14 @@ pub(crate) struct Setup {
     pub(crate) rnr_retry: u8,
     pub(crate) cq_capacity: u32,
     pub(crate) service: QpType,
-    /// Receives come from a shared receive queue.
+    /// Whether receive WRs come from a shared receive queue.
     pub(crate) shared_receives: bool,
-    /// Selective repeat was agreed on, and so many packets can be held.
+    /// With selective repeat: the most packets that can be held.
     pub(crate) reorder_packets: Option<u16>,
 }
 
 impl Setup {
-    /// The first bytes of an input.
+    /// Parses the first bytes of an input.
     pub(crate) fn read(input: &mut Input<'_>) -> Setup {
         let (kind, counts, psn) = (input.u8(), input.u8(), input.u8());
         let psn = Psn::new(if psn & 1 == 0 { 0x1000 } else { 0xff_fffc } + u32::from(psn >> 1));
@@ -82,8 +82,7 @@ impl Setup {
         }
     }
 
-    /// The bytes that [`read`](Setup::read) makes the usual set-up from, with this service, path MTU and
-    /// version of IP.
+    /// The bytes that [`read`](Setup::read) parses as the usual setup, with this service, path MTU and version of IP.
     pub(crate) fn usual(service: QpType, mtu: PathMtu, ipv6: bool) -> [u8; 3] {
         let service = match service {
             QpType::Rc => 0,
@@ -104,22 +103,22 @@ pub(crate) struct Live {
     pub(crate) cq: Cq,
     srq: Option<Srq>,
     mw: Mw,
-    /// What the window opens, while it is bound.
+    /// The memory that the window opens, while it is bound.
     pub(crate) window: Option<Window>,
-    /// What the binds that were posted and not yet seen open, oldest first.
+    /// The posted binds that were not observed yet, oldest first.
     binds: VecDeque<(Piece, Access)>,
     pub(crate) qp: Qp,
     pub(crate) qpn: Qpn,
     pub(crate) setup: Setup,
     pub(crate) regions: [Option<Region>; PLACES],
-    /// A key that was given up.
+    /// A key that is no longer valid.
     stale_key: RKey,
     pd: Pd,
     foreign_pd: Pd,
     cable: Cable,
     path: PathHeader,
     foreign_path: PathHeader,
-    /// The peer's address and the engine's.
+    /// The GIDs of the peer and of the engine.
     gids: (Gid, Gid),
     now: Nanos,
     frame: Vec<u8>,
@@ -170,7 +169,7 @@ impl Live {
             hop_limit: 64,
             identification: 0,
         };
-        // Somebody who knows all but sits at another address.
+        // A sender with all the right numbers but another address.
         let foreign = PathAddress {
             source: if setup.ipv6 { PEER_V4 } else { [192, 0, 2, 3].into() }.into(),
             ..address
@@ -203,15 +202,15 @@ impl Live {
         live
     }
 
-    /// ERR by the application's wish. Returns what was sent first, as each verb does that ends what a queue
-    /// pair says: the ACK that it owes goes out ahead of the end, and with it what is owed before that. To be
-    /// judged by what was true before the verb; after it nothing may be sent.
+    /// Moves the queue pair to the error state. Returns the packets that were sent first, as with each verb that ends
+    /// the queue pair's sending: it sends the ACK that it owes, and everything before it. They are checked against the
+    /// state before the verb; after it nothing may be sent.
     pub(crate) fn stop(&mut self) -> Vec<Vec<u8>> {
         self.modify(Transition::Error);
         self.cable.take()
     }
 
-    /// RESET: whatever was posted is gone, and so is what the window was bound to. Returns what was sent
+    /// RESET: posted work requests are discarded, and the window's bind as well. Returns the packets that were sent
     /// first.
     pub(crate) fn reset(&mut self) -> Vec<Vec<u8>> {
         self.modify(Transition::Reset);
@@ -220,21 +219,21 @@ impl Live {
         self.cable.take()
     }
 
-    /// The queue pair has flushed its binds, or taken its window with it.
+    /// The queue pair has flushed its binds, or was destroyed with its window.
     fn forget_window(&mut self) {
         self.binds.clear();
         self.window = None;
         self.observe_window();
     }
 
-    /// The queue pair goes, and another takes its place. Returns what was sent first.
+    /// Destroys the queue pair and creates another one. Returns the packets that were sent first.
     pub(crate) fn replace(&mut self) -> Vec<Vec<u8>> {
         let sent = self.destroy_qp();
         (self.qp, self.qpn) = create_qp(&mut self.context, &self.setup, self.pd, self.cq, self.srq);
         sent
     }
 
-    /// The queue pair goes. Returns what was sent first.
+    /// Destroys the queue pair. Returns the packets that were sent first.
     pub(crate) fn destroy_qp(&mut self) -> Vec<Vec<u8>> {
         self.drain_events();
         self.context.destroy_qp(self.qp).expect("a queue pair can always be destroyed");
@@ -244,7 +243,7 @@ impl Live {
         self.cable.take()
     }
 
-    /// From RESET to where the set-up wants it.
+    /// From RESET to the state of the setup.
     pub(crate) fn connect(&mut self) {
         self.forget_window();
         let setup = self.setup;
@@ -295,7 +294,7 @@ impl Live {
         self.context.query_qp(self.qp).expect("it lives to the end")
     }
 
-    /// Whether the queue pair takes packets.
+    /// Whether the queue pair accepts packets.
     pub(crate) fn is_up(state: QpState) -> bool {
         matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
@@ -309,12 +308,12 @@ impl Live {
         self.cable.set_room(room);
     }
 
-    /// As an input has it: fewer than 8 frames, or any number.
+    /// Sets the port's room from a byte of the input: fewer than 8 frames, or unlimited.
     pub(crate) fn change_room(&mut self, byte: u8) {
         self.set_room(if byte < 8 { byte.into() } else { usize::MAX });
     }
 
-    /// A packet of the peer, as a frame.
+    /// Builds the frame of a packet of the peer.
     pub(crate) fn build(&mut self, opcode: Opcode, fields: &Fields) -> Vec<u8> {
         let foreign = fields.flags.has(Flags::FOREIGN_SOURCE);
         let path = if foreign { &self.foreign_path } else { &self.path };
@@ -325,20 +324,20 @@ impl Live {
         frame
     }
 
-    /// Gives the room of [`build`](Live::build) back.
+    /// Returns the buffer of [`build`](Live::build).
     pub(crate) fn recycle(&mut self, frame: Vec<u8>) {
         self.frame = frame;
     }
 
-    /// Any frame as it stands in the input: its BTH is made to name the queue pair, and its ICRC to be
-    /// right, if it has such and the first byte says so.
+    /// An arbitrary frame from the input: if it has a BTH and an ICRC and the first byte says so, the BTH names the
+    /// queue pair and the ICRC is corrected.
     pub(crate) fn raw(&mut self, input: &mut Input<'_>) -> Vec<u8> {
         let (kind, length) = (input.u8(), usize::from(input.u16() % 1300));
         let mut frame = input.bytes(length).to_vec();
         if kind & 1 == 0 {
             let start = self.path.len();
             if kind & 2 == 0 && frame.len() > start + 12 {
-                // The peer's own addresses; what lengths say must still be right by itself.
+                // The peer's own addresses; the lengths are not corrected.
                 let mut template = [0; 128];
                 let none = Fields::default();
                 packet::build(&mut template, &self.path, self.qpn, Opcode::RC_SEND_ONLY, &none);
@@ -352,7 +351,7 @@ impl Live {
         frame
     }
 
-    /// The frame as a packet for this queue pair, if the engine must take it for one.
+    /// The frame as a packet for this queue pair, if the engine must accept it as one.
     pub(crate) fn admitted<'f>(&self, frame: &'f [u8]) -> Option<Packet<'f>> {
         let packet = Packet::parse(frame).ok()?;
         let (service, network) = (self.setup.service, &packet.network());
@@ -366,13 +365,13 @@ impl Live {
                     QpType::Ud => Service::Ud,
                 };
         let is_peer = (network.source, network.destination) == self.gids;
-        // Datagrams come from anywhere.
+        // Datagrams may come from any source.
         let is_own = [ENGINE_V4, ENGINE_V6].iter().any(|own| Gid::from(*own) == network.destination);
         let from = if service == QpType::Ud { is_own } else { is_peer };
         (right && from).then_some(packet)
     }
 
-    /// Posts a receive where this queue pair takes them from. Returns whether there was room.
+    /// Posts a receive WR to the queue of this queue pair. Returns whether there was room.
     pub(crate) fn post_receive(&mut self, wr_id: u64, pieces: &[Piece]) -> bool {
         let Some(sges) = self.sges(pieces) else { return false };
         let wr = ReceiveWorkRequest { wr_id, sges: &sges };
@@ -383,7 +382,7 @@ impl Live {
         posted.is_ok()
     }
 
-    /// Receives in the shared queue, which no queue pair has taken.
+    /// Receive WRs in the shared queue that no queue pair has consumed.
     pub(crate) fn shared_receives(&self) -> Option<usize> {
         let srq = self.srq?;
         Some(self.context.query_srq(srq).expect("it lives to the end").posted as usize)
@@ -395,7 +394,7 @@ impl Live {
         }
     }
 
-    /// The frame (if any) arrives, and the engine has a turn. Returns what it sends.
+    /// Delivers the frame (if any), and polls the engine. Returns the frames that it sends.
     pub(crate) fn turn(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         assert!(self.cable.take().is_empty(), "a verb has sent that ends nothing");
         if !frame.is_empty() {
@@ -405,7 +404,7 @@ impl Live {
         self.cable.take()
     }
 
-    /// Moves the clock to the next timer, or by so much if there is none that soon.
+    /// Advances the clock to the next timer, or by `by` if there is none that soon.
     pub(crate) fn advance(&mut self, by: Duration) {
         let next = self.context.next_timeout().unwrap_or(Nanos::NEVER);
         self.now = (self.now + by).min(next.max(self.now + Duration::from_nanos(1)));
@@ -424,7 +423,7 @@ impl Live {
         assert!(count <= MAX_EVENTS, "{count} events wait, and each kind once for each object: {MAX_EVENTS}");
     }
 
-    /// A send by the fuzzer's choice.
+    /// A send WR chosen by the fuzzer.
     pub(crate) fn read_send(&self, kind: u8, choice: u8) -> (SendOp, SendFlags) {
         let number = u64::from(choice) * 0x0101_0101_0101;
         let op = match kind & 15 {
@@ -450,7 +449,7 @@ impl Live {
         (op, flags)
     }
 
-    /// Destroys everything that is left when the queue pair is gone: nothing may hold on to anything.
+    /// Destroys all objects after the queue pair: none may still be in use.
     pub(crate) fn destroy(mut self) {
         let sent = self.turn(&[]);
         assert!(sent.is_empty(), "frames of a queue pair that is gone: {sent:02x?}");

@@ -1,4 +1,4 @@
-//! Packets of the peer: how the fuzzer's choices become frames.
+//! Packets of the peer: converts the fuzzer's choices to frames.
 
 use ferroce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extensions, Feth, FlushType, FrameBuilder, Ieth, ImmDt,
@@ -10,7 +10,7 @@ use crate::input::Input;
 
 /// The Q_Key of datagrams to the queue pair.
 pub(crate) const QKEY: u32 = 0x1111_2222;
-/// Who datagrams say that they come from.
+/// The source queue pair number of datagrams.
 const SOURCE_QPN: Qpn = Qpn::new(0x78);
 
 /// A packet, with a value for every header that an opcode may have.
@@ -26,14 +26,14 @@ pub(crate) struct Fields {
     pub(crate) syndrome: u8,
     pub(crate) msn: u32,
     pub(crate) payload: usize,
-    /// What the payload is made of; see [`fill`].
+    /// The contents of the payload; see [`fill`].
     pub(crate) fill: u8,
     /// See the constants of [`Flags`].
     pub(crate) flags: Flags,
 }
 
 impl Fields {
-    /// A value for every header.
+    /// The values of all headers.
     fn extensions(&self) -> Extensions {
         let mut extensions = Extensions::default();
         let qkey = QKEY ^ u32::from(self.flags.has(Flags::FOREIGN_QKEY));
@@ -51,7 +51,7 @@ impl Fields {
     }
 }
 
-/// What is unusual about a packet; nothing if all bits are zero.
+/// The unusual properties of a packet; none if all bits are zero.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Flags(pub(crate) u8);
 
@@ -70,7 +70,7 @@ impl Flags {
     }
 }
 
-/// The opcode that a byte stands for: one of the service, or with the highest bits set any.
+/// The opcode for a byte: one of the service, or with the highest bits set any.
 pub(crate) fn opcode(byte: u8, service: QpType) -> Opcode {
     let base = match service {
         QpType::Rc => 0,
@@ -83,8 +83,8 @@ pub(crate) fn opcode(byte: u8, service: QpType) -> Opcode {
     opcode.or(of_service(4)).unwrap_or(Opcode::RC_SEND_ONLY)
 }
 
-/// A response by the fuzzer's choice: its PSN lies near `base` of the first byte, and `right` knows what
-/// a faultless peer would send there: opcode and bytes.
+/// A response chosen by the fuzzer: its PSN is near `base` according to the first byte, and `right` returns the correct
+/// opcode and payload for it.
 pub(crate) fn read_response(
     input: &mut Input<'_>,
     base: impl Fn(u8) -> Psn,
@@ -120,7 +120,7 @@ pub(crate) fn read_response(
     (opcode, fields)
 }
 
-/// The PSN that a byte stands for.
+/// The PSN for a byte.
 pub(crate) fn near(base: Psn, byte: u8) -> Psn {
     match byte as i8 {
         i8::MIN => base + (1 << 23),
@@ -128,8 +128,7 @@ pub(crate) fn near(base: Psn, byte: u8) -> Psn {
     }
 }
 
-/// The right response to packet `index` of a send of `length` bytes, if it has one of its own: opcode and
-/// bytes.
+/// The correct response to packet `index` of a send of `length` bytes, if it has its own: opcode and payload.
 pub(crate) fn response_to(op: &SendOp, length: usize, index: u32, mtu: PathMtu) -> Option<(Opcode, usize)> {
     match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Some((Opcode::RC_ATOMIC_ACKNOWLEDGE, 0)),
@@ -148,7 +147,7 @@ pub(crate) fn response_to(op: &SendOp, length: usize, index: u32, mtu: PathMtu) 
     }
 }
 
-/// Payload: no two neighbouring bytes alike, and different for each `fill`.
+/// Payload in which neighbouring bytes differ, and which differs for each `fill`.
 pub(crate) fn fill(bytes: &mut [u8], fill: u8) {
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ fill;
@@ -186,7 +185,7 @@ pub(crate) fn build(
     length
 }
 
-/// Puts the ICRC of a frame right, if it holds a packet.
+/// Corrects the ICRC of a frame, if it contains a packet.
 pub fn seal(frame: &mut [u8]) -> bool {
     let Ok(packet) = Packet::decode(frame) else { return false };
     let Some(value) = icrc::compute(packet.header, packet.covered()) else { return false };
@@ -195,7 +194,7 @@ pub fn seal(frame: &mut [u8]) -> bool {
     true
 }
 
-/// A frame of the engine: it must parse, its ICRC must be right, and its pad zero.
+/// Parses a frame of the engine: it must be valid, with a valid ICRC and a zero pad.
 pub(crate) fn parse_own(frame: &[u8]) -> Packet<'_> {
     let packet =
         Packet::parse(frame).unwrap_or_else(|e| panic!("the engine sent a broken frame: {e}\n{frame:02x?}"));

@@ -1,7 +1,7 @@
-//! A live requester that gets any responses, while its application goes on.
+//! A live requester that gets arbitrary responses, while its application continues.
 //!
-//! Beside it runs a model that knows the PSNs of every work request, and so what each packet of the
-//! engine must look like, which response justifies which completion, and which bytes it may bring.
+//! A model knows the PSNs of every work request. From these it derives the required contents of each packet of the
+//! engine, the response that justifies each completion, and the bytes that it may write.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::input::Input;
 use crate::live::{Live, Piece, REGION, REMOTE, Setup, part, total};
 use crate::packet::{self, Fields};
 
-/// Steps of an input that are looked at.
+/// The most steps of an input that are executed.
 const MAX_STEPS: usize = 96;
 
 /// Runs one input.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    // The peer has no business of its own here.
+    // The peer sends no requests here.
     let setup = Setup::read(&mut input);
     let setup =
         Setup { access: Access::NONE, rts: true, service: QpType::Rc, shared_receives: false, ..setup };
@@ -37,12 +37,12 @@ pub fn run(bytes: &[u8]) {
     target.finish();
 }
 
-/// The input that stands for a capture: the requests of one end as work requests, and what came back.
-/// `scale` is what lengths are divided by.
+/// The input for a capture: the requests of one end as work requests, and the responses. Lengths are divided by
+/// `scale`.
 pub fn input_of(ipv6: bool, scale: u32, packets: &[Packet<'_>]) -> Vec<u8> {
     let mtu = PathMtu::Mtu1024;
     let mut input = Setup::usual(QpType::Rc, mtu, ipv6).to_vec();
-    // First PSN, PSNs, and packets of the response that came, of each work request.
+    // For each work request: first PSN, number of PSNs, and received response packets.
     let mut outstanding: VecDeque<(Psn, u32, u32)> = VecDeque::new();
     let mut sending = 0;
     for packet in packets {
@@ -82,7 +82,7 @@ pub fn input_of(ipv6: bool, scale: u32, packets: &[Packet<'_>]) -> Vec<u8> {
     input
 }
 
-/// Steps, as an input has them.
+/// A step of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Post,
@@ -110,7 +110,7 @@ impl Step {
     }
 }
 
-/// A work request that was posted.
+/// A posted work request.
 struct Request {
     wr_id: u64,
     op: SendOp,
@@ -118,9 +118,9 @@ struct Request {
     pieces: Vec<Piece>,
     inline: Option<Vec<u8>>,
     first: Psn,
-    /// PSNs that it takes; 0 for what never goes on the wire.
+    /// Its number of PSNs; 0 if it is not sent on the network.
     packets: u32,
-    /// Packets of the READ response that came.
+    /// Received packets of the READ response.
     arrived: u32,
 }
 
@@ -162,7 +162,7 @@ struct Target {
     requests: VecDeque<Request>,
     next_wr_id: u64,
     next_psn: Psn,
-    /// The PSN after the last that was sent.
+    /// The PSN after the last one that was sent.
     sent: Psn,
 }
 
@@ -242,7 +242,7 @@ impl Target {
         self.requests.push_back(request);
     }
 
-    /// A response near what is outstanding.
+    /// A response near the outstanding PSNs.
     fn read_response(&self, input: &mut Input<'_>) -> (Opcode, Fields) {
         let base = |kind: u8| match self.requests.front() {
             Some(oldest) if kind & 0x80 == 0 => oldest.first + oldest.arrived,
@@ -282,14 +282,14 @@ impl Target {
             }
             2 if state == QpState::Rts => self.live.modify(Transition::Drain),
             _ if state == QpState::Sqd => {
-                // Refused until it is drained.
+                // Refused until the queue is drained.
                 let _ = self.live.context.modify_qp(self.live.qp, Transition::Resume);
             }
             _ => {}
         }
     }
 
-    /// One turn of the engine, with this frame if it has bytes, and everything that must hold after it.
+    /// One turn of the engine, with this frame if it is not empty, and all checks after it.
     fn turn(&mut self, frame: &[u8]) {
         let before = self.live.query();
         let sent = self.live.turn(frame);
@@ -305,7 +305,7 @@ impl Target {
         self.check_sent(&sent, may);
     }
 
-    /// ERR by the application's wish.
+    /// Moves the queue pair to the error state.
     fn stop(&mut self) {
         let state = self.live.query().state;
         let sent = self.live.stop();
@@ -330,7 +330,7 @@ impl Target {
         }
     }
 
-    /// Notes the bytes that this response brought, if it did. Returns the work request that they are for.
+    /// Records the bytes of a response, if the engine accepted it. Returns the work request that they belong to.
     fn land(&mut self, packet: &Packet<'_>) -> Option<u64> {
         let psn = packet.bth.psn();
         let at = self.requests.iter().position(|request| covers(request, psn))?;
@@ -343,7 +343,7 @@ impl Target {
             _ => false,
         };
         let good = packet.aeth().is_none_or(|aeth| matches!(aeth.syndrome(), Some(Syndrome::Ack { .. })));
-        // In order only, and only once all data of earlier READs has come.
+        // In order only, and only after all data of earlier READs.
         let in_turn = index == request.arrived && self.requests.iter().take(at).all(|r| !r.reads());
         if !is_answer || !good || !in_turn {
             return None;
@@ -352,7 +352,7 @@ impl Target {
         let data = original.as_ref().map_or(packet.payload, |bytes| &bytes[..]);
         let skip = index as usize * self.live.setup.mtu.bytes() as usize;
         let parts = part(&request.pieces, skip, data.len());
-        // The engine may have a reason not to take it (a position that does not fit), but not by halves.
+        // The engine may have a reason to drop it (such as a wrong position), but must not accept a part.
         let mut offset = 0;
         let taken = parts.iter().all(|piece| {
             let here = &data[offset..offset + piece.length];
@@ -373,8 +373,8 @@ impl Target {
         Some(request.wr_id)
     }
 
-    /// Takes the completions of this turn, and sees that each is justified. Returns whether the queue
-    /// pair failed by a fault of its own work request.
+    /// Polls the completions of this turn, and checks that each is justified. Returns whether the queue pair failed due
+    /// to its own work request.
     fn complete(
         &mut self,
         response: Option<&Packet<'_>>,
@@ -434,7 +434,7 @@ impl Target {
         local_fault
     }
 
-    /// A work request succeeded in this turn: this response must say so.
+    /// A work request succeeded in this turn: this response must justify it.
     fn justify(&mut self, request: &Request, response: Option<&Packet<'_>>, landed: Option<u64>) {
         if let SendOp::LocalInvalidate(rkey) = request.op {
             let region = self.live.regions.iter_mut().flatten().find(|region| region.rkey == rkey);
@@ -462,12 +462,12 @@ impl Target {
         assert!(covered && in_window, "{:?} succeeded by {syndrome:?} of {psn:?}", request.op);
     }
 
-    /// A request packet is what the work request at its PSN says.
+    /// Checks a request packet against the work request at its PSN.
     fn check_request(&mut self, packet: &Packet<'_>) {
         let psn = packet.bth.psn();
         let Some(at) = self.requests.iter().position(|request| covers(request, psn)) else {
-            // A local operation may have found the queue full in the same turn, and then what was
-            // sent behind it is flushed without a word.
+            // A local operation may have found the queue full in the same turn; then the work requests after it were
+            // flushed silently.
             if self.live.overflows() > 0 {
                 return;
             }
@@ -558,7 +558,7 @@ impl Target {
         }
     }
 
-    /// The end: everything posted is accounted for, and everything can be destroyed.
+    /// The end: all posted work requests are accounted for, and all objects can be destroyed.
     fn finish(mut self) {
         self.live.set_room(usize::MAX);
         self.turn(&[]);

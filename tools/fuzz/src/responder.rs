@@ -1,9 +1,8 @@
-//! A live responder that is sent any packets, while its application goes on.
+//! A live responder that gets arbitrary packets, while its application continues.
 //!
-//! Beside it runs a model: of each packet that the engine executes (its expected PSN moves, or, where
-//! nothing is acknowledged, it counts no drop), the model
-//! says whether it might be executed, and what exactly it does to memory, receives and the MSN. Of a
-//! packet that is not executed it knows that it changes nothing.
+//! A model is checked against the engine. For each packet that the engine executes (its expected PSN advances, or,
+//! without acknowledgements, it counts no drop), the model states whether it may be executed, and exactly its effects
+//! on memory, receive WRs and the MSN. A packet that is not executed must change nothing.
 
 mod effect;
 
@@ -20,10 +19,10 @@ use crate::live::{Live, Piece, REGION, Setup};
 use crate::packet::{self, Fields, Flags};
 use effect::Effect;
 
-/// Steps of an input that are looked at.
+/// The most steps of an input that are executed.
 const MAX_STEPS: usize = 96;
 
-/// What binds are posted with.
+/// The `wr_id` of binds.
 const BIND: u64 = u64::MAX;
 
 /// Runs one input.
@@ -39,8 +38,8 @@ pub fn run(bytes: &[u8]) {
     target.finish();
 }
 
-/// The input that stands for a capture: its requests, each message with a receive if it takes one.
-/// `scale` is what lengths are divided by.
+/// The input for a capture: its requests, each message with a receive WR if it consumes one. Lengths are divided by
+/// `scale`.
 pub fn input_of(service: QpType, ipv6: bool, scale: u32, requests: &[Packet<'_>]) -> Vec<u8> {
     let mut input = Setup::usual(service, PathMtu::Mtu1024, ipv6).to_vec();
     for packet in requests {
@@ -64,7 +63,7 @@ pub fn input_of(service: QpType, ipv6: bool, scale: u32, requests: &[Packet<'_>]
     input
 }
 
-/// Steps, as an input has them.
+/// A step of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Packet,
@@ -98,7 +97,7 @@ impl Step {
     }
 }
 
-/// The message that is under way.
+/// The message in progress.
 #[derive(Clone, Copy)]
 enum InboundMessage {
     None,
@@ -111,7 +110,7 @@ struct Receive {
     pieces: Vec<Piece>,
 }
 
-/// A request that is answered with data, and was executed.
+/// An executed request that is answered with data.
 struct Executed {
     first: Psn,
     packets: u32,
@@ -131,9 +130,9 @@ struct Target {
     msn: u32,
     message: InboundMessage,
     next_wr_id: u64,
-    /// Posted; those that were flushed stay until their completion is polled.
+    /// Posted ones; flushed ones remain until their completion is polled.
     receives: VecDeque<Receive>,
-    /// Completions of messages that came, oldest first, not yet polled.
+    /// Completions of received messages, oldest first, not yet polled.
     completions: VecDeque<WorkCompletion>,
     executed: VecDeque<Executed>,
     /// The application has stopped the queue pair: nothing may be sent.
@@ -242,7 +241,7 @@ impl Target {
         if choice & 16 != 0 {
             self.live.arm_srq(u32::from(choice >> 5));
         }
-        // In ERR the queue pair's own receives are flushed, and name nothing any more.
+        // In the error state the queue pair's own receive WRs are flushed, and have no effect any more.
         let shared = self.live.shared_receives();
         let pins = match (Live::is_up(self.live.query().state), shared) {
             (true, _) => self.receives.len(),
@@ -264,7 +263,7 @@ impl Target {
                 self.expected = self.live.setup.rq_psn;
                 self.msn = 0;
                 self.message = InboundMessage::None;
-                // Those in a shared queue stay there.
+                // Those in a shared queue remain.
                 let gone = self.receives.len() - self.live.shared_receives().unwrap_or(0);
                 self.receives.drain(..gone);
                 self.completions.clear();
@@ -277,7 +276,7 @@ impl Target {
         }
     }
 
-    /// One turn of the engine, with this frame if it has bytes, and everything that must hold after it.
+    /// One turn of the engine, with this frame if it is not empty, and all checks after it.
     fn turn(&mut self, frame: &[u8]) {
         let before = self.live.query().state;
         let (drops, overflows) = (self.drops(), self.live.overflows());
@@ -292,8 +291,8 @@ impl Target {
         let effect = packet.as_ref().and_then(|packet| self.effect(packet));
         let executed = match self.live.setup.service {
             QpType::Rc => after.rq_psn != self.expected,
-            // Nothing is said of what is dropped, but it is counted.
-            // A completion that finds no room ends the queue pair, but after its message was executed.
+            // Dropped packets are not answered, but counted. A completion without room in the CQ ends the queue pair,
+            // but after its message was executed.
             _ => {
                 let lost = self.live.overflows() > overflows && effect.is_some();
                 packet.is_some() && self.drops() == drops && (Live::is_up(after.state) || lost)
@@ -310,7 +309,7 @@ impl Target {
                 && effect.invalidates.is_some()
                 && after.state == QpState::Error
             {
-                // Refused for the key at its end: the data is in the receive, which failed.
+                // Refused due to the key at its end: the data is in the buffer of the receive WR, which failed.
                 for (piece, bytes) in effect.writes {
                     if self.live.actual(piece) == bytes {
                         self.live.expect_bytes(piece, &bytes);
@@ -330,7 +329,7 @@ impl Target {
         self.check_all_sent(&sent, after.state);
     }
 
-    /// ERR by the application's wish.
+    /// Moves the queue pair to the error state.
     fn stop(&mut self) {
         let state = self.live.query().state;
         let sent = self.live.stop();
@@ -344,7 +343,7 @@ impl Target {
         }
     }
 
-    /// Packets that were dropped for what they are or for what is not there.
+    /// Packets that were dropped as invalid, or for lack of a receive WR.
     fn drops(&self) -> u64 {
         let counters = self.live.context.counters();
         let reasons = [
@@ -358,7 +357,7 @@ impl Target {
         reasons.iter().map(|reason| counters.value(*reason)).sum()
     }
 
-    /// UC: what is lost takes its message with it, and another message takes its place.
+    /// UC: a lost packet ends its message, and another message may begin.
     fn resynchronise(&mut self, packet: &Packet<'_>) {
         let first = matches!(packet.opcode.position(), Position::First | Position::Only);
         if packet.bth.psn() != self.expected || first {
@@ -407,7 +406,7 @@ impl Target {
         self.expected += effect.packets;
     }
 
-    /// A frame of the engine is a response to something that was asked.
+    /// Checks that a frame of the engine is a response to a request.
     fn check_sent(&self, frame: &[u8], state: QpState) {
         let packet = packet::parse_own(frame);
         assert_eq!(
@@ -482,7 +481,7 @@ impl Target {
         }
     }
 
-    /// Polls up to `count` completions: each is of the oldest receive that has none.
+    /// Polls up to `count` completions: each belongs to the oldest receive WR without one.
     fn poll_cq(&mut self, count: usize) {
         for _ in 0..count {
             let Some(wc) = self.live.poll_cq() else { return };
@@ -511,7 +510,7 @@ impl Target {
         }
     }
 
-    /// The end: everything posted is accounted for, and everything can be destroyed.
+    /// The end: all posted work requests are accounted for, and all objects can be destroyed.
     fn finish(mut self) {
         self.live.set_room(usize::MAX);
         self.turn(&[]);

@@ -1,7 +1,7 @@
-//! A live queue pair that has agreed on selective repeat, as requester and responder at once.
+//! A live queue pair with selective repeat, as requester and responder at once.
 //!
-//! What is held and when it is executed is not modelled. What must hold is weaker, and must hold
-//! whatever comes in whatever order; see the README.
+//! Held packets and their execution are not modelled. The checked properties are weaker, and apply to any packets in
+//! any order; see the README.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::input::Input;
 use crate::live::{Live, Piece, REGION, Setup};
 use crate::packet::{self, Fields, Flags};
 
-/// Steps of an input that are looked at.
+/// The most steps of an input that are executed.
 const MAX_STEPS: usize = 128;
-/// Bytes at both ends of each region that nobody ever names.
+/// Bytes at both ends of each region that no request names.
 const GUARD: usize = 64;
-/// What READs and atomics bring goes to this place, and nothing else does.
+/// The place of data from READs and atomics; nothing else writes there.
 const SINK: usize = 2;
 
 /// Runs one input.
@@ -54,7 +54,7 @@ pub fn run(bytes: &[u8]) {
     target.finish(kind & 4 == 0);
 }
 
-/// Inputs to begin with: by name, the bytes.
+/// Initial inputs: name and bytes.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let start = |room: u8, psn: u8| vec![room, 0, 0, psn];
     let post = |kind: u8, offset: u16, length: u16| [&[0, kind, 0][..], &words(&[offset, length])].concat();
@@ -65,7 +65,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let right = |delta: u8| vec![9, 7, delta, 0, 0, 0xff, 0xff, 9];
     let sack = |delta: u8, from: u8, count: u8| vec![11, delta, 0, 0, from, count];
     let (advance, error, again) = (vec![13, 12], vec![14, 0], vec![14, 1]);
-    // Three SENDs in any order, the last first, a WRITE of three packets backwards, a READ, an atomic.
+    // Three SENDs in reverse order, a WRITE of three packets in reverse order, a READ, an atomic.
     let early = [
         receive(),
         receive(),
@@ -102,7 +102,7 @@ fn words(words: &[u16]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// A send that was posted.
+/// A posted send WR.
 struct Request {
     wr_id: u64,
     op: SendOp,
@@ -110,13 +110,13 @@ struct Request {
     piece: Piece,
     first: Psn,
     packets: u32,
-    /// Packets of the response that came, and those that have changed memory, a bit each.
+    /// Received packets of the response, and those that have changed memory, one bit each.
     came: u64,
     landed: u64,
 }
 
 impl Request {
-    /// The place of a PSN among its packets.
+    /// The index of a PSN among its packets.
     fn index(&self, psn: Psn) -> Option<u32> {
         u32::try_from(psn.distance(self.first)).ok().filter(|index| *index < self.packets)
     }
@@ -124,12 +124,12 @@ impl Request {
 
 struct Target {
     live: Live,
-    /// Posted and not seen complete, oldest first.
+    /// Posted and not observed complete, oldest first.
     sends: VecDeque<Request>,
     receives: VecDeque<u64>,
     next_wr_id: u64,
     next_psn: Psn,
-    /// PSNs of all requests that came on this connection.
+    /// PSNs of all requests received on this connection.
     came: HashSet<u32>,
     /// The application has stopped the queue pair.
     mute: bool,
@@ -158,7 +158,7 @@ impl Target {
         self.live.recycle(frame);
     }
 
-    /// A piece that leaves the guards alone, in this place or one that may not be written at all.
+    /// A piece outside the guards, in this place or in one without write access.
     fn piece(input: &mut Input<'_>, place: usize) -> Piece {
         let offset = GUARD + usize::from(input.u16()) % (REGION - 2 * GUARD);
         let length = usize::from(input.u16());
@@ -202,7 +202,7 @@ impl Target {
         self.turn(&[]);
     }
 
-    /// A request of the peer. What it names spares the guards, or goes beyond the region.
+    /// A request of the peer. It names bytes outside the guards, or beyond the region.
     fn request(&mut self, input: &mut Input<'_>) -> Vec<u8> {
         let opcode = packet::opcode(input.u8(), QpType::Rc);
         let (flags, key, delta) = (Flags(input.u8()), input.u8(), u32::from(input.u16()));
@@ -235,7 +235,7 @@ impl Target {
         self.live.build(opcode, &fields)
     }
 
-    /// The oldest PSN that is outstanding.
+    /// The oldest outstanding PSN.
     fn oldest(&self) -> Psn {
         let count = self.live.query().outstanding_sends as usize;
         let oldest = self.sends.len().checked_sub(count).and_then(|at| self.sends.get(at));
@@ -259,7 +259,7 @@ impl Target {
         let syndrome = if kind & 0x40 == 0 { Syndrome::ACK.byte() } else { kind };
         let fields = Fields { psn, syndrome, payload: length, fill: kind, flags, ..Fields::default() };
         let mut frame = self.live.build(Opcode::SELECTIVE_ACKNOWLEDGE, &fields);
-        // Else the bits are as good as random.
+        // Otherwise the bits are effectively random.
         if length == Sack::LEN && kind & 8 == 0 {
             let start = frame.len() - 4 - Sack::LEN;
             let bits = &mut frame[start..start + Sack::LEN];
@@ -278,7 +278,7 @@ impl Target {
             (1 | 2, _) => self.reconnect(choice & 1 != 0),
             (3, QpState::Rts) => self.live.modify(Transition::Drain),
             (_, QpState::Sqd) => {
-                // Refused until it is drained.
+                // Refused until the queue is drained.
                 let _ = self.live.context.modify_qp(self.live.qp, Transition::Resume);
             }
             _ => {}
@@ -286,7 +286,7 @@ impl Target {
         self.turn(&[]);
     }
 
-    /// ERR by the application's wish.
+    /// Moves the queue pair to the error state.
     fn stop(&mut self) {
         let before = self.live.query();
         let sent = self.live.stop();
@@ -294,7 +294,7 @@ impl Target {
         self.mute = true;
     }
 
-    /// A new connection, after RESET or of another queue pair: of the old one nothing is left.
+    /// A new connection, after RESET or with another queue pair: no state of the old one remains.
     fn reconnect(&mut self, reset: bool) {
         let before = self.live.query();
         let sent = if reset { self.live.reset() } else { self.live.replace() };
@@ -307,7 +307,7 @@ impl Target {
         self.mute = false;
     }
 
-    /// One turn of the engine, with this frame if it has bytes, and everything that must hold after it.
+    /// One turn of the engine, with this frame if it is not empty, and all checks after it.
     fn turn(&mut self, frame: &[u8]) {
         let before = self.live.query();
         let sent = self.live.turn(frame);
@@ -322,7 +322,7 @@ impl Target {
         self.live.drain_events();
     }
 
-    /// What was sent while the queue pair was in this state, and expected this PSN.
+    /// Checks packets that were sent while the queue pair had this state and expected PSN.
     fn check_sent(&self, sent: &[Vec<u8>], qp: &QpAttributes) {
         for frame in sent {
             let packet = packet::parse_own(frame);
@@ -345,9 +345,10 @@ impl Target {
         }
     }
 
-    /// Memory changes where what came may change it, and is known from then on.
+    /// Checks that memory changes only where received packets may change it; the changed bytes become the expected
+    /// ones.
     fn check_memory(&mut self, packet: Option<&Packet<'_>>) {
-        // What a response may write.
+        // The memory that a response may write.
         let answer = packet.filter(|packet| !packet.opcode.is_request()).and_then(|packet| {
             let psn = packet.bth.psn();
             let at = self.sends.iter().position(|request| request.index(psn).is_some())?;
@@ -396,7 +397,7 @@ impl Target {
         }
     }
 
-    /// Polls all completions: each is of the oldest that must have one.
+    /// Polls all completions: each belongs to the oldest work request that must have one.
     fn poll_cq(&mut self) {
         while let Some(wc) = self.live.poll_cq() {
             if self.receives.front() == Some(&wc.wr_id) {
@@ -418,7 +419,7 @@ impl Target {
         }
     }
 
-    /// The end: all is complete, all room is free again, and everything can be destroyed.
+    /// The end: all is complete, all held packets are released, and all objects can be destroyed.
     fn finish(mut self, reset: bool) {
         self.live.set_room(usize::MAX);
         self.turn(&[]);

@@ -25,17 +25,17 @@ use super::{Args, LOCAL_SIZES};
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
 
-/// How fast an interruption is noticed.
+/// How often an interruption is checked for.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Starts the ranks, and prints what rank 0 tells, until all have ended.
+/// Starts the ranks and prints the events of rank 0 until all ranks have ended.
 pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let (id, listener) = UniqueId::listen((Ipv4Addr::LOCALHOST, 0).into())?;
     let mut listener = Some(listener);
     let mut job = Job::new(args.operation.to_string());
     for rank in 0..ranks {
-        // Rank 0 is the first, and takes it.
+        // Only rank 0 takes the listener; it is started first.
         job.start(args, rank, ranks, id, listener.take())?;
     }
     let wanted = Arc::new(AtomicBool::new(false));
@@ -70,12 +70,12 @@ pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), 
     Ok(())
 }
 
-/// Is a rank that process `parent` has started.
+/// Runs as a rank that process `parent` has started.
 pub(super) fn rank(args: &Args, parent: u32) -> Result<ExitCode, Failure> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(io::Error::from)
         .or_fail(|| "registering for the end of the parent process".to_owned())?;
-    // It may have ended before that.
+    // The parent may have ended before this process asked to be notified of its end.
     if getppid().map(Pid::as_raw_nonzero).map(|id| id.get() as u32) != Some(parent) {
         return Err(Failure::run(format!("process {parent}, which started this rank, has ended")));
     }
@@ -93,7 +93,7 @@ pub(super) fn rank(args: &Args, parent: u32) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Rank 0 finds the listener in place of its standard input.
+/// Rank 0 inherits the listener as its standard input.
 fn bootstrap() -> Result<Bootstrap, Failure> {
     let bootstrap = Bootstrap::from_env()?;
     if bootstrap.rank() > 0 {
@@ -103,9 +103,9 @@ fn bootstrap() -> Result<Bootstrap, Failure> {
     Ok(bootstrap.listener(TcpListener::from(listener)))
 }
 
-/// The processes. Those that have not ended are killed on drop, by their ids.
+/// The rank processes. Those that have not ended are killed on drop, by process id.
 struct Job {
-    /// What they do.
+    /// The operation that they carry out.
     operation: String,
     ranks: Vec<Rank>,
     sender: Sender<(usize, Heard)>,
@@ -117,12 +117,12 @@ struct Rank {
     has_ended: bool,
 }
 
-/// What is heard of a rank.
+/// An event of a rank.
 enum Heard {
     Event(Box<Event>),
-    /// A line that is no event.
+    /// A line that is not an event.
     Garbled(String),
-    /// Nothing comes any more.
+    /// The rank has closed its output.
     End,
 }
 
@@ -148,11 +148,11 @@ impl Job {
         command.env("FERROCE_RANK", rank.to_string()).env("FERROCE_SIZE", ranks.to_string());
         command.env(LOCAL_SIZES[0], ranks.to_string());
         if std::env::var_os("RUST_LOG").is_none() {
-            // The header says where the ranks are.
+            // The header already reports where the ranks are.
             command.env("RUST_LOG", "warn");
         }
         command.stdin(listener.map_or_else(Stdio::null, |listener| OwnedFd::from(listener).into()));
-        // A group of its own: Ctrl-C goes to this process alone, which ends its ranks.
+        // A process group of its own: Ctrl-C is delivered to this process only, which then ends its ranks.
         command.stdout(Stdio::piped()).process_group(0);
         let mut process = command.spawn().or_fail(|| format!("starting rank {rank}"))?;
         let stdout = process.stdout.take();
@@ -165,7 +165,7 @@ impl Job {
                         .map_or(Heard::Garbled(line), |event| Heard::Event(Box::new(event))),
                     Err(error) => Heard::Garbled(error.to_string()),
                 };
-                // Who listened may have ended.
+                // The receiver may be gone.
                 let _ = sender.send((rank as usize, heard));
             }
             let _ = sender.send((rank as usize, Heard::End));
@@ -177,7 +177,7 @@ impl Job {
         self.receiver.recv_timeout(TICK).ok()
     }
 
-    /// Waits for a rank that has closed its output. Says how it has ended, if not well.
+    /// Waits for a rank that has closed its output. Returns how it ended, unless successfully.
     fn end(&mut self, rank: usize) -> Result<Option<String>, Failure> {
         let Rank { process, has_ended } = &mut self.ranks[rank];
         let status = process.wait().or_fail(|| format!("waiting for rank {rank}"))?;
@@ -185,18 +185,18 @@ impl Job {
         Ok((!status.success()).then(|| format!("ended with {status}")))
     }
 
-    /// Hands a signal on to the ranks.
+    /// Forwards a signal to the ranks.
     fn signal(&self, signal: Signal) {
         for Rank { process, .. } in self.ranks.iter().filter(|rank| !rank.has_ended) {
-            // It is a child that has not been waited for, so its number is its own.
+            // The process is a child that has not been waited for, so its id can't have been reused.
             let _ = kill_process(Pid::from_child(process), signal);
         }
     }
 
-    /// Where somebody wants recordings: waits until ranks have noticed that one has failed and have left them. Those that have not
-    /// noticed are asked for theirs.
+    /// If recordings are requested: waits until the ranks have noticed that one has failed and have ended. Those that
+    /// have not noticed it are sent SIGTERM, so that they record.
     fn let_them_record(&mut self, args: &Args, interrupt: &Interrupt) {
-        /// To notice it behind the retry budget; and to write.
+        /// To notice the failure, beyond the retry budget; and to write the file.
         const MORE: Duration = Duration::from_secs(1);
         if std::env::var_os(FOLDER).is_some()
             && !self.end_within(args.options().retry_budget() + MORE, interrupt)
@@ -206,7 +206,7 @@ impl Job {
         }
     }
 
-    /// Whether all have ended after this time, unless it is interrupted.
+    /// Whether all ranks end within this time. An interruption ends the wait.
     fn end_within(&mut self, limit: Duration, interrupt: &Interrupt) -> bool {
         let start = Instant::now();
         loop {

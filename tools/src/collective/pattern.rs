@@ -1,4 +1,4 @@
-//! The operation that the ranks carry out: from which rank and place each element of an output comes.
+//! The operation that the ranks carry out: the rank and position that each element of an output comes from.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub(super) enum Pattern {
     Barrier,
 }
 
-/// Where the elements of an output come from: from the element `at` of an input on, so many.
+/// The source of `len` elements of an output: the input's elements from `at` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) source: Source,
@@ -32,22 +32,22 @@ pub(super) struct Part {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A rank's.
+    /// The input of one rank.
     Rank(u32),
-    /// Those of all ranks, reduced.
+    /// The reduction of the inputs of all ranks.
     Reduced,
 }
 
-/// One size.
+/// One size of the sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Size {
-    /// Elements of an operation, or of each block.
+    /// Elements of the operation, or of each block.
     pub(super) count: usize,
-    /// Bytes of all of it.
+    /// Bytes of all elements.
     pub(super) bytes: usize,
 }
 
-/// Who this rank is.
+/// The number of this rank, and of how many.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) rank: u32,
@@ -64,7 +64,7 @@ impl fmt::Display for Pattern {
 }
 
 impl Pattern {
-    /// The operations that it is made of.
+    /// The operations that the pattern consists of.
     pub(super) fn kinds(self) -> &'static [Kind] {
         match self {
             Pattern::AllReduce => &[Kind::AllReduce],
@@ -104,7 +104,7 @@ impl Pattern {
         )
     }
 
-    /// What algbw is multiplied by to have what goes over the busiest link, as in nccl-tests.
+    /// The factor from algbw to busbw (the bandwidth used of the busiest link), as in nccl-tests.
     pub(super) fn bus_factor(self, ranks: u32) -> f64 {
         let ranks = f64::from(ranks);
         match self {
@@ -114,7 +114,7 @@ impl Pattern {
         }
     }
 
-    /// All sizes, each once. There is an element at least.
+    /// All sizes, without duplicates. Each has at least one element.
     pub(super) fn sizes(self, args: &Args, ranks: u32) -> Vec<Size> {
         if self == Pattern::Barrier {
             return vec![Size { count: 0, bytes: 0 }];
@@ -128,7 +128,7 @@ impl Pattern {
         counts.into_iter().map(|count| Size { count, bytes: count * element * blocks }).collect()
     }
 
-    /// Elements of this rank's input.
+    /// The number of elements in this rank's input.
     pub(super) fn input(self, args: &Args, place: Place, count: usize) -> usize {
         match self {
             Pattern::ReduceScatter | Pattern::AllToAll => count * place.size as usize,
@@ -139,7 +139,7 @@ impl Pattern {
         }
     }
 
-    /// What this rank's output must be.
+    /// The expected output of this rank.
     pub(super) fn output(self, args: &Args, place: Place, count: usize) -> Vec<Part> {
         let Place { rank, size } = place;
         let own = rank as usize * count;
@@ -159,7 +159,7 @@ impl Pattern {
         }
     }
 
-    /// Where input and output are in place: in one buffer, at these elements.
+    /// The first elements of input and output in one buffer, for an in-place operation.
     fn shared(self, place: Place, count: usize) -> (usize, usize) {
         let own = place.rank as usize * count;
         match self {
@@ -169,7 +169,7 @@ impl Pattern {
         }
     }
 
-    /// Where input and output begin.
+    /// The start of input and output.
     pub(super) fn places(
         self,
         buffers: [Buffer; 2],
@@ -185,7 +185,7 @@ impl Pattern {
         [input, output].map(|at| buffers[1].at((at * element) as u64))
     }
 
-    /// What a rank calls.
+    /// The operations that a rank calls.
     pub(super) fn operations(
         self,
         args: &Args,
@@ -210,14 +210,14 @@ impl Pattern {
     }
 }
 
-/// To the next rank, from the one before.
+/// Sends to the next rank and receives from the previous one.
 fn around(place: Place, count: usize, data_type: DataType, input: At, output: At) -> Vec<Operation> {
     let Place { rank, size } = place;
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
     vec![Operation::send(input, count, data_type, next), Operation::receive(output, count, data_type, before)]
 }
 
-/// As a rank calls it: factors differ.
+/// The reduction that a rank passes: with PreMulSum, each rank has its own factor.
 pub(super) fn reduction_of(reduction: Reduction, rank: u32) -> Reduction {
     match reduction {
         Reduction::PreMulSum(_) => Reduction::PreMulSum(factor(rank) as f64),
@@ -225,7 +225,7 @@ pub(super) fn reduction_of(reduction: Reduction, rank: u32) -> Reduction {
     }
 }
 
-/// By which a rank's elements are multiplied.
+/// The factor that a rank's elements are multiplied by.
 pub(super) fn factor(rank: u32) -> i128 {
     1 + i128::from(rank % 2)
 }

@@ -17,7 +17,7 @@ use crate::quantity::Bytes;
 const EXTENT: (u32, u32) = (800, 420);
 const COLORS: [RGBColor; 2] = [RGBColor(31, 119, 180), RGBColor(214, 39, 40)];
 
-/// One line for what is out of place and one for what is in place.
+/// Draws one line for out-of-place and one for in-place results.
 pub(super) fn write(path: &Path, title: &str, rows: &[Row]) -> Result<(), Failure> {
     let text = draw(title, rows).map_err(|error| Failure::run(format!("drawing: {error}")))?;
     std::fs::write(path, text).or_fail(|| format!("--svg {}", path.display()))
@@ -27,7 +27,7 @@ fn draw(title: &str, rows: &[Row]) -> Result<String, Box<dyn Error>> {
     type Pick = fn(&Row) -> Option<&Timing>;
     let lines: [(&str, Pick); 2] =
         [("out of place", |row| row.out_of_place.as_ref()), ("in place", |row| row.in_place.as_ref())];
-    // Sizes are factors apart.
+    // Each size is a multiple of the previous one, so the axis is logarithmic.
     let place = |row: &Row| (row.bytes.max(1) as f64).log2();
     let [least, most] = [rows.first(), rows.last()].map(|row| row.map_or(0.0, place));
     let bandwidths = rows.iter().flat_map(Row::timings).map(|timing| timing.busbw_gb_s);

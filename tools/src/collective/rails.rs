@@ -43,7 +43,7 @@ impl Rails {
         self.0.contains(&DeviceSpec::Loopback)
     }
 
-    /// Opens all.
+    /// Opens all devices.
     pub(super) fn open(&self, gpu: Option<std::sync::Arc<dyn gpu::Device>>) -> Result<Collectives, Failure> {
         let mut contexts = Vec::new();
         for device in &self.0 {

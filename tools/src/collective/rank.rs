@@ -21,7 +21,7 @@ use super::values::{Values, bits_of};
 use crate::failure::{Failure, legible};
 use crate::quantity::Time;
 
-/// An element of an input that a rank gets wrong on purpose: `RANK:INDEX`.
+/// An input element that a rank corrupts on purpose: `RANK:INDEX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     rank: u32,
@@ -45,12 +45,12 @@ impl FromStr for Fault {
     }
 }
 
-/// A rank that comes late on purpose: `RANK:TIME:N`.
+/// A rank that starts late on purpose: `RANK:TIME:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Late {
     rank: u32,
     time: Time,
-    /// In one of so many calls.
+    /// One of this many calls is late.
     of: u32,
 }
 
@@ -77,7 +77,7 @@ impl FromStr for Late {
     }
 }
 
-/// Measures all sizes. Rank 0 tells what came of each.
+/// Measures all sizes. Rank 0 reports the result of each.
 pub(super) fn run(
     args: &Args,
     bootstrap: Bootstrap,
@@ -128,7 +128,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Where this rank is, for all to read.
+/// The location of this rank: text that is exchanged with the other ranks.
 fn describe(device: &str, collectives: &Collectives) -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let ports = (0..collectives.rails()).filter_map(|rail| collectives.rail(rail)).map(|context| {
@@ -140,26 +140,26 @@ fn describe(device: &str, collectives: &Collectives) -> String {
     format!("{} process {}, {device} {}", host.trim(), std::process::id(), ports.join(" + "))
 }
 
-/// Bytes that a rank tells the others at once.
+/// Bytes of one record that ranks exchange.
 const RECORD: usize = 256;
-/// Bytes that are filled or compared at once.
+/// Bytes that are filled or compared at a time.
 const PIECE: usize = 1 << 16;
 
-/// A text that another rank has told.
+/// The text of a record from another rank.
 fn text_of(record: &[u8; RECORD]) -> String {
     let end = record.iter().position(|byte| *byte == 0).unwrap_or(RECORD);
     legible(&String::from_utf8_lossy(&record[..end]))
 }
 
-/// A rank, and the group of all.
+/// A rank and the communicator of all ranks.
 struct Member<'a> {
     args: &'a Args,
     collectives: Collectives,
     all: Communicator,
     place: Place,
-    /// For inputs, and for outputs.
+    /// For inputs and for outputs.
     buffers: [Buffer; 2],
-    /// For what ranks tell each other.
+    /// For records that ranks exchange.
     room: Buffer,
     clock: Clock,
     salt: u32,
@@ -182,7 +182,7 @@ impl Member<'_> {
         })
     }
 
-    /// Which algorithm a size takes, and why, if that is asked for. One that is forced must be taken.
+    /// The algorithm of a size, and the explanation if `--explain` is on. Fails if a forced algorithm is not used.
     fn explain(&self, size: Size) -> Result<(String, Option<String>), Failure> {
         let explanations = self.explanations(size)?;
         let algorithm = explanations[0].algorithm;
@@ -194,7 +194,7 @@ impl Member<'_> {
         Ok((algorithm.to_string(), self.args.explain.then(|| texts.join("\n"))))
     }
 
-    /// Of each operation that a size takes; there is one at least.
+    /// The explanation of each operation of a size; there is at least one.
     fn explanations(&self, size: Size) -> Result<Vec<Explanation>, Failure> {
         let Args { operation, data_type, .. } = *self.args;
         let places = operation.places(self.buffers, self.place, size.count, data_type.size(), false);
@@ -208,7 +208,7 @@ impl Member<'_> {
         let places = operation.places(self.buffers, self.place, size.count, data_type.size(), in_place);
         let operations = operation.operations(self.args, self.place, size.count, places);
         self.salt += 1;
-        // What is measured has numbers, too: others may take another time.
+        // The timed iterations use valid numbers, too: other bit patterns may take a different time.
         self.fill(size, places)?;
         for _ in 0..warmup {
             self.call(&operations)?;
@@ -263,7 +263,7 @@ impl Member<'_> {
         Ok(self.collectives.run(self.all, &Operation::barrier())?)
     }
 
-    /// Answers the others, where no operation does.
+    /// Answers the other ranks while no operation is in progress.
     fn answer(&mut self) -> Result<(), Failure> {
         self.collectives.poll(self.clock.now())?;
         Ok(())
@@ -291,14 +291,14 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// Writes what is right nowhere where the output will be.
+    /// Writes values to the output that are wrong for every element.
     fn spoil(&mut self, size: Size, [_, output]: [At; 2]) -> Result<(), Failure> {
         let parts = self.args.operation.output(self.args, self.place, size.count);
         let bytes = parts.iter().map(|part| part.len).sum::<usize>() * self.args.data_type.size();
         self.write(output, bytes, &[0xa5; PIECE])
     }
 
-    /// Writes so many bytes, those of a table again and again.
+    /// Writes `bytes` bytes by repeating a table.
     fn write(&mut self, to: At, bytes: usize, table: &[u8]) -> Result<(), Failure> {
         let mut at = 0;
         while at < bytes {
@@ -310,14 +310,14 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// How many elements of this rank's output are wrong, and the first of them.
+    /// The number of wrong elements in this rank's output, and the first of them.
     fn compare(&mut self, size: Size, output: At) -> Result<(u64, Option<Wrong>), Failure> {
         let Args { operation, data_type, .. } = *self.args;
         let (values, rank) = (self.values(), self.place.rank);
         let (mut wrong, mut first) = (0, None);
         let mut done = 0;
         for Part { source, at, len } in operation.output(self.args, self.place, size.count) {
-            // As far as they differ, from the first element of the input.
+            // One period of the expected values, from the first element of the input.
             let table = match source {
                 Source::Rank(rank) => values.input(rank, at + len),
                 Source::Reduced => values.reduced(at + len),
@@ -331,7 +331,7 @@ impl Member<'_> {
         Ok((wrong, first))
     }
 
-    /// Compares `len` elements of the output from its element `from` on with those of a table that begins again, from `at` on.
+    /// Compares `len` elements of the output, starting at `from`, with those of a periodic table, starting at `at`.
     #[expect(clippy::too_many_arguments, reason = "two ranges, and what to do with a difference")]
     fn compare_part(
         &mut self,
@@ -367,7 +367,7 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// How many elements are wrong at all ranks, and the first of them.
+    /// The number of wrong elements at all ranks, and the first of them.
     fn verdict(&mut self, count: u64, first: Option<Wrong>) -> Result<(Option<u64>, Option<Wrong>), Failure> {
         let Wrong { index, expected, got, .. } = first.unwrap_or_default();
         let record = [count, index, expected, got].map(u64::to_be_bytes);
@@ -388,7 +388,7 @@ impl Member<'_> {
         Ok((Some(all.iter().map(|[count, ..]| count).sum()), first))
     }
 
-    /// The times of the rank whose sum is greatest, known to all.
+    /// The times of the rank with the greatest sum, on all ranks.
     fn of_slowest(&mut self, own: &[u64]) -> Result<Vec<u64>, Failure> {
         let sum: u64 = own.iter().sum();
         let sums = self.exchange(&sum.to_be_bytes())?;
@@ -403,7 +403,7 @@ impl Member<'_> {
         Ok(bytes.as_chunks().0.iter().map(|bytes| u64::from_be_bytes(*bytes)).collect())
     }
 
-    /// What each rank tells, cut to the length of a record.
+    /// The texts of all ranks, cut to the length of a record.
     fn exchange(&mut self, own: &[u8]) -> Result<Vec<[u8; RECORD]>, Failure> {
         let mut record = [0; RECORD];
         let len = own.len().min(RECORD);

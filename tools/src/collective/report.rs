@@ -12,19 +12,19 @@ use super::{Args, plot};
 use crate::failure::Failure;
 use crate::output::{JsonArg, note, say};
 
-/// What a rank tells; all but failures rank 0 alone.
+/// An event that a rank reports. Only rank 0 reports events other than failures.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Event {
-    /// All have met.
+    /// All ranks have met.
     Header(Header),
-    /// One size is measured.
+    /// One size was measured.
     Row(Row),
-    /// It is through.
+    /// The rank has finished.
     Finished,
-    /// It can't go on.
+    /// The rank can't continue.
     Failed {
-        /// Because of what was asked for.
+        /// Whether the arguments are the cause.
         is_usage: bool,
         reason: String,
     },
@@ -32,26 +32,26 @@ pub(super) enum Event {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Header {
-    /// Who has started the ranks.
+    /// The launcher that started the ranks.
     pub(super) launcher: Option<String>,
-    /// Where each rank is.
+    /// The location of each rank.
     pub(super) places: Vec<String>,
-    /// Of rank 0.
+    /// The machine of rank 0.
     pub(super) machine: String,
-    /// The instructions that reductions use there, or the GPU.
+    /// The instruction set that reductions use on that machine, or the GPU.
     pub(super) reduces_by: String,
-    /// At every size ranks work on memory that all have mapped.
+    /// At every size, the ranks work on shared memory, without packets.
     pub(super) sends_nothing: bool,
     pub(super) sizes: usize,
 }
 
-/// One size.
+/// The results of one size.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Row {
     pub(super) bytes: u64,
     pub(super) count: u64,
     pub(super) algorithm: String,
-    /// What each algorithm would cost, if that is asked for.
+    /// The cost of each algorithm, with `--explain`.
     pub(super) explanation: Option<String>,
     pub(super) out_of_place: Option<Timing>,
     pub(super) in_place: Option<Timing>,
@@ -59,25 +59,25 @@ pub(super) struct Row {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Timing {
-    /// The mean of the iterations at the rank where it is greatest.
+    /// The mean of the iterations at the slowest rank.
     pub(super) time_us: f64,
-    /// Of the same iterations at the same rank.
+    /// The minimum of the same iterations at the same rank.
     pub(super) min_us: f64,
     pub(super) median_us: f64,
     pub(super) max_us: f64,
     pub(super) algbw_gb_s: f64,
     pub(super) busbw_gb_s: f64,
-    /// Wrong elements of all ranks; none if nothing was checked.
+    /// Wrong elements of all ranks; `None` if the output was not checked.
     pub(super) wrong: Option<u64>,
     pub(super) first_wrong: Option<Wrong>,
 }
 
-/// An element of an output that is not what it must be.
+/// An output element with a wrong value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Wrong {
     pub(super) rank: u32,
     pub(super) index: u64,
-    /// Bits.
+    /// As bits.
     pub(super) expected: u64,
     pub(super) got: u64,
 }
@@ -90,7 +90,7 @@ struct Report<'a> {
     places: &'a [String],
     machine: &'a str,
     reduces_by: &'a str,
-    /// The ranks share memory, and no packet goes.
+    /// The ranks use shared memory, and no packet is sent.
     sends_nothing: bool,
     data_type: String,
     reduction: Option<String>,
@@ -101,11 +101,11 @@ struct Report<'a> {
     forced: Vec<String>,
     results: &'a [Row],
     mean_busbw_gb_s: f64,
-    /// Elements; null if nothing was checked.
+    /// Number of elements; null if the output was not checked.
     wrong: Option<u64>,
 }
 
-/// Prints what rank 0 tells.
+/// Prints the events of rank 0.
 pub(super) struct Printer {
     args: Args,
     json: JsonArg,
@@ -142,7 +142,7 @@ impl Printer {
         Ok(())
     }
 
-    /// How far it is, for whoever tells a failure.
+    /// The progress so far, for a failure message.
     pub(super) fn progress(&self) -> String {
         match &self.header {
             None => ", before all ranks had joined".to_owned(),
@@ -150,7 +150,7 @@ impl Printer {
         }
     }
 
-    /// Prints the rest. Returns the exit status.
+    /// Prints the end of the report. Returns the exit status.
     pub(super) fn finish(self) -> Result<ExitCode, Failure> {
         let Some(header) = &self.header else {
             return Err(Failure::run("rank 0 has reported nothing"));
@@ -271,7 +271,7 @@ impl Row {
     }
 }
 
-/// As nccl-tests has them.
+/// The columns of nccl-tests.
 fn columns(timing: Option<&Timing>) -> String {
     let Some(Timing { time_us, algbw_gb_s, busbw_gb_s, wrong, .. }) = timing else {
         return format!("{:>9} {:>8} {:>8} {:>8}", "-", "-", "-", "-");
@@ -281,7 +281,7 @@ fn columns(timing: Option<&Timing>) -> String {
     format!("{time_us:>9.decimals$} {algbw_gb_s:>8.3} {busbw_gb_s:>8.3} {wrong:>8}")
 }
 
-/// A wrong element, for people.
+/// A wrong element, displayed as text.
 struct Named(Wrong, DataType);
 
 impl fmt::Display for Named {

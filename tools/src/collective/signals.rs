@@ -1,4 +1,4 @@
-//! Signals to a rank: writing a flight recording, and ending.
+//! Signals to a rank: they make it write a flight recording, or end.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tracing::warn;
 use crate::endpoint::end_at_once_while;
 use crate::failure::{Failure, INTERRUPTED, OrFail};
 
-/// SIGINT and SIGTERM end the process at once, and the other ranks notice. SIGTERM, by which launchers end ranks when one has failed,
-/// has it leave a recording before, where a directory is named for that.
+/// SIGINT and SIGTERM end the process at once, and the other ranks notice. Launchers send SIGTERM to the remaining
+/// ranks when one has failed, so on SIGTERM the rank first writes a recording if a directory is set for it.
 pub(super) struct EndingSignals {
-    /// Whether SIGTERM does so without a recording.
+    /// Whether SIGTERM ends the process without a recording.
     at_once: Arc<AtomicBool>,
 }
 
@@ -29,7 +29,7 @@ impl EndingSignals {
         Ok(EndingSignals { at_once })
     }
 
-    /// From now on a thread of its own leaves recordings, at SIGUSR1, too: the one that works may hang.
+    /// Starts a thread that writes recordings, also on SIGUSR1: the main thread may hang.
     pub(super) fn dump_first(self, recorder: FlightRecorder) -> Result<(), Failure> {
         let mut signals = Signals::new([SIGUSR1, SIGTERM]).or_fail(|| "handling signals".into())?;
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
@@ -38,14 +38,14 @@ impl EndingSignals {
         let folder = folder.unwrap_or_else(|| PathBuf::from("."));
         thread::spawn(move || {
             for signal in signals.forever() {
-                // Writing may take long. Who can't wait sends it again.
+                // Writing may take long. A second SIGTERM ends the process without waiting for it.
                 at_once.fetch_or(signal == SIGTERM, Ordering::Relaxed);
                 match recorder.dump_into(&folder) {
                     Ok(path) => warn!("a flight recording is in {path:?}"),
                     Err(error) => warn!("no flight recording in {folder:?}: {error}"),
                 }
                 if signal == SIGTERM {
-                    // Without what libraries do at the end: the other thread uses them.
+                    // Without the exit handlers of libraries: the other thread still uses these libraries.
                     exit(INTERRUPTED.into());
                 }
             }

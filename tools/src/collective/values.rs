@@ -1,7 +1,7 @@
 //! The inputs of the ranks and the expected outputs, computed independently of the measured code.
 //!
-//! All numbers are integers. Floats are so small that no order of a reduction rounds, so an output must be equal bit
-//! for bit. Operations that only move elements use arbitrary bits.
+//! All numbers are integers. Floats are small enough that no order of a reduction rounds, so an output must be equal
+//! bit for bit. Operations that only move elements use arbitrary bits.
 
 use ferroce_collectives::{DataType, Reduction};
 use rand_chacha::ChaCha8Rng;
@@ -9,26 +9,26 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use super::pattern::factor;
 
-/// The values begin again after so many elements. It is a prime number, so that what is shifted by whole chunks is noticed.
+/// The values repeat after this many elements. It is a prime number, so a shift by whole chunks is detected.
 pub(super) const PERIOD: usize = 65_521;
 
 /// The values of one operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Values {
     pub(super) data_type: DataType,
-    /// None if elements are only moved.
+    /// `None` if elements are only moved.
     pub(super) reduction: Option<Reduction>,
     pub(super) ranks: u32,
-    /// So that no output of another operation is right in this one.
+    /// Makes the outputs of different operations differ.
     pub(super) salt: u32,
 }
 
-/// What an element is as a number.
+/// The kind of number that an element is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Signed,
     Unsigned,
-    /// With so many bits of its significand, the leading one among them.
+    /// `significand`: the number of significand bits, including the leading one.
     Float {
         significand: u32,
     },
@@ -40,7 +40,7 @@ impl Values {
         self.write(self.numbers(rank, len).into_iter().map(|number| self.encode(number)))
     }
 
-    /// The first `len` elements of what all inputs are reduced to.
+    /// The first `len` elements of the reduction of all inputs.
     pub(super) fn reduced(&self, len: usize) -> Vec<u8> {
         let mut all = vec![];
         for rank in 0..self.ranks {
@@ -72,18 +72,18 @@ impl Values {
         (0..len.min(PERIOD)).map(|index| self.number(rank, index, random.next_u64())).collect()
     }
 
-    /// What random bits become.
+    /// Converts random bits to a number.
     fn number(&self, rank: u32, index: usize, random: u64) -> i128 {
         let Some(reduction) = self.reduction else { return i128::from(random) };
         let Class::Float { significand } = self.class() else {
-            // Sums and products wrap. Even factors would soon leave nothing of a product.
+            // Sums and products wrap. With even factors, a product would soon be 0.
             let odd = u64::from(matches!(reduction, Reduction::Product));
             return self.wrap(i128::from(random | odd));
         };
-        // Up to here a float has every whole number.
+        // A float represents every integer up to this one.
         let most = 1_i128 << significand.min(40);
         let ranks = i128::from(self.ranks);
-        // Ranks take turns, where not all may have something else than a 0 or a 1.
+        // Where not all ranks may contribute a value other than 0 (for products: 1), they take turns by element.
         let turn = (i128::from(rank) + index as i128) % ranks;
         let random = i128::from(random);
         match reduction {
@@ -114,7 +114,7 @@ impl Values {
         }
     }
 
-    /// The number of the type that has the same lower bits.
+    /// The number of this type with the same low bits.
     fn wrap(&self, number: i128) -> i128 {
         let above = 128 - 8 * self.data_type.size() as u32;
         match self.class() {
@@ -123,7 +123,7 @@ impl Values {
         }
     }
 
-    /// The bits of a number.
+    /// Encodes a number as the bits of an element.
     fn encode(&self, number: i128) -> u64 {
         match (self.reduction, self.class()) {
             (Some(_), Class::Float { .. }) => self.float(number as f64),
@@ -131,19 +131,19 @@ impl Values {
         }
     }
 
-    /// The bits of a sum by the number of ranks.
+    /// Encodes a sum divided by the number of ranks.
     fn mean(&self, sum: i128) -> u64 {
         match self.class() {
             Class::Float { .. } if self.data_type == DataType::F64 => {
                 self.float(sum as f64 / f64::from(self.ranks))
             }
-            // Smaller ones are computed with as f32.
+            // Types smaller than f64 are computed in f32.
             Class::Float { .. } => self.float(f64::from(sum as f32 / self.ranks as f32)),
             _ => (self.wrap(sum) / i128::from(self.ranks)) as u64,
         }
     }
 
-    /// The bits of the nearest float, of two the even one.
+    /// The bits of the nearest float; ties round to even.
     fn float(&self, value: f64) -> u64 {
         match self.data_type {
             DataType::F64 => value.to_bits(),
@@ -170,23 +170,23 @@ impl Values {
     }
 }
 
-/// A float with so many bits of exponent and mantissa. It must not be too great for it.
+/// A float with this many exponent and mantissa bits. The value must not overflow.
 fn small_float(value: f64, exponent_bits: u32, mantissa: i32) -> u64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let magnitude = value.abs();
     if magnitude == 0.0 {
         return 0;
     }
-    // Below the least normal number all have its exponent.
+    // Subnormal numbers have the exponent of the least normal number.
     let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(1 - bias);
     let steps = (magnitude * 2_f64.powi(mantissa - exponent)).round_ties_even() as u64;
-    // The leading bit of the steps is that of the exponent; more of them are the next exponent.
+    // `steps` includes the leading bit, which adds one to the exponent; a carry adds one more.
     let bits = (((exponent + bias) as u64 - 1) << mantissa) + steps;
     let sign = u64::from(value < 0.0) << (exponent_bits as i32 + mantissa);
     sign | bits
 }
 
-/// An element, for people: a number where Rust has the type, and the bits.
+/// An element as text: the number, if Rust has the type, and the bits.
 pub(super) fn text_of(data_type: DataType, bits: u64) -> String {
     let digits = 2 * data_type.size();
     let number = match data_type {
@@ -229,7 +229,7 @@ mod tests {
         Reduction::PreMulSum(1.0),
     ];
 
-    /// By the driver's reduction, from rank `start` on, one by one.
+    /// The driver's reduction, starting at rank `start`, one rank at a time.
     fn by_the_driver(values: &Values, len: usize, start: u32) -> Vec<u8> {
         let reduction = values.reduction.unwrap();
         let op = match reduction {

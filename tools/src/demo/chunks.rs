@@ -1,10 +1,10 @@
-//! What a rank of the baseline sends and receives, and in which order: pure arithmetic.
+//! The order in which a rank of the baseline sends and receives chunks: pure arithmetic.
 //!
 //! The elements are divided into as many segments as there are ranks. In step `t` of `2 (n − 1)`, rank `r` sends
-//! segment `r − t` to rank `r + 1` and receives segment `r − t − 1` from rank `r − 1`, all modulo `n`. In the first `n
-//! − 1` steps (reduce-scatter) received elements are reduced into the rank's own, in the others (all-gather) they
-//! replace them. What is received in one step is sent in the next, so the steps need no boundaries: a chunk may be sent
-//! when the chunk [`head_start`](Chunks::head_start) before it has been received.
+//! segment `r − t` to rank `r + 1` and receives segment `r − t − 1` from rank `r − 1`, all modulo `n`. In the first
+//! `n − 1` steps (reduce-scatter) received elements are reduced into the rank's own; in the others (all-gather) they
+//! replace them. The elements received in one step are sent in the next one, so the steps need no boundaries: a chunk
+//! may be sent when the chunk [`head_start`](Chunks::head_start) before it has been received.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(super) struct Chunks {
     pub(super) chunk: usize,
 }
 
-/// Elements that travel together, and whether they are reduced where they come.
+/// Elements that are sent together, and whether the receiver reduces them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) is_reduced: bool,
@@ -25,29 +25,29 @@ pub(super) struct Chunk {
 }
 
 impl Chunks {
-    /// All that goes to the next rank, in order.
+    /// The chunks to the next rank, in order.
     pub(super) fn sends(self) -> impl Iterator<Item = Chunk> {
         (0..2 * (self.size - 1)).flat_map(move |step| self.of_step(step, step))
     }
 
-    /// All that comes from the rank before, in order.
+    /// The chunks from the previous rank, in order.
     pub(super) fn receives(self) -> impl Iterator<Item = Chunk> {
         (0..2 * (self.size - 1)).flat_map(move |step| self.of_step(step, step + 1))
     }
 
-    /// How many chunks may be sent before any has been received.
+    /// The number of chunks that may be sent before the first one is received.
     pub(super) fn head_start(self) -> usize {
         self.of_step(0, 0).count()
     }
 
-    /// Segments differ by one element at most, the longer ones first.
+    /// The lengths of segments differ by at most one element; longer segments come first.
     fn segment(self, index: usize) -> Range<usize> {
         let (length, longer) = (self.count / self.size, self.count % self.size);
         let start = |index: usize| index * length + index.min(longer);
         start(index)..start(index + 1)
     }
 
-    /// The chunks of a step: of the segment that is `back` before that of the rank.
+    /// The chunks of one step: those of the segment `back` before the rank's own.
     fn of_step(self, step: usize, back: usize) -> impl Iterator<Item = Chunk> {
         let segment = self.segment((self.rank + 2 * self.size - back) % self.size);
         segment.clone().step_by(self.chunk).map(move |start| Chunk {
@@ -61,7 +61,7 @@ impl Chunks {
 mod tests {
     use super::*;
 
-    /// What one rank sends is what the next one expects, and each rank has every element once from the others.
+    /// Each rank sends what the next one expects, and receives every element.
     #[test]
     fn ranks_agree() {
         for (size, count, chunk) in [(2, 0, 1), (2, 5, 2), (3, 2, 7), (4, 1003, 10), (5, 64, 64)] {
@@ -77,7 +77,7 @@ mod tests {
                 for chunk in of(rank).receives() {
                     chunk.elements.for_each(|index| came[index] += if chunk.is_reduced { 1 } else { 10 });
                 }
-                // Of the segment that a rank has whole all others come to be reduced; of the others it comes whole.
+                // Received only to be reduced: 1; only as a result: 10; both: 11.
                 assert!(came.iter().all(|n| matches!(n, 1 | 11 | 10)), "{came:?}");
             }
         }

@@ -32,7 +32,7 @@ use crate::endpoint::{counts_packets, export, packet_driver};
 use crate::failure::Failure;
 use crate::memory::MemorySpec;
 
-/// What all ranks of a demo agree on.
+/// The settings that all ranks of a demo share.
 #[derive(Clone, Debug)]
 pub(super) struct RankPlan {
     /// The tensors.
@@ -41,17 +41,17 @@ pub(super) struct RankPlan {
     pub(super) rounds: u32,
     /// Payload bytes of a full packet.
     pub(super) path_mtu: PathMtu,
-    /// What a rank does while it waits for others.
+    /// The idle strategy of a rank.
     pub(super) idle: Idle,
-    /// For tests: an element that one rank gets wrong.
+    /// For tests: an element that one rank corrupts.
     pub(super) fault: Option<Fault>,
-    /// Where the tensors are, and what adds them up.
+    /// The memory of the tensors, which also determines where they are summed.
     pub(super) memory: MemorySpec,
-    /// What the ranks obey as senders.
+    /// The congestion control of the ranks as senders.
     pub(super) congestion: CongestionArgs,
 }
 
-/// What a rank tells as it goes.
+/// An event that a rank reports.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RankEvent {
@@ -59,34 +59,34 @@ pub(super) enum RankEvent {
     Opened(Opened),
     /// The port can't be opened.
     Unopened {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// All tensors are all-reduced once more, and compared with the reference.
+    /// All tensors were all-reduced once more and compared with the reference.
     Round {
-        /// Over what.
+        /// The transport of the round.
         transport: Transport,
-        /// When it began and ended each tensor, in nanoseconds of a clock that all ranks share.
+        /// The start and end of each tensor, in nanoseconds of a clock that all ranks share.
         times: Vec<[u64; 2]>,
-        /// Elements compared.
+        /// Number of compared elements.
         elements: u64,
-        /// The tensors with wrong elements.
+        /// Tensors with wrong elements.
         wrong: Vec<Wrong>,
-        /// The machine's state before and after, from rank 0.
+        /// The state of the machine before and after, from rank 0.
         state: [Option<Line>; 2],
-        /// Whether it is repeated and does not count, because the machine was in its slow state.
+        /// Whether the round is repeated and does not count, because the machine was in its slow state.
         is_repeated: bool,
     },
-    /// It is through.
+    /// The rank has finished.
     Finished(Totals),
-    /// It can't go on.
+    /// The rank can't continue.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// What carries the chunks.
+/// The transport of the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Transport {
@@ -108,7 +108,7 @@ impl fmt::Display for Transport {
 /// A rank's port.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Opened {
-    /// Driver, as `--device` spells it.
+    /// Driver, as spelled for `--device`.
     pub(super) driver: String,
     /// Interface or port name.
     interface: String,
@@ -120,7 +120,7 @@ pub(super) struct Opened {
     mtu: u32,
     /// Path MTU in use.
     path_mtu: u32,
-    /// Where the tensors are.
+    /// The memory of the tensors.
     memory: MemorySpec,
 }
 
@@ -152,7 +152,7 @@ impl fmt::Display for Opened {
     }
 }
 
-/// What a rank counted; `None` on a card, which counts for all that use its port.
+/// The counters of a rank; `None` on an RNIC, whose counters include all users of the port.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Totals {
     #[serde(flatten)]
@@ -163,11 +163,11 @@ pub(super) struct Totals {
 pub(super) struct PacketTotals {
     /// Packets sent.
     pub(super) sent: u64,
-    /// Packets received with a right ICRC.
+    /// Packets received with a valid ICRC.
     pub(super) received: u64,
-    /// Request packets sent again.
+    /// Retransmitted request packets.
     pub(super) retransmitted: u64,
-    /// ACK timers that ran out.
+    /// Expired ACK timers.
     pub(super) timeouts: u64,
     /// Sequence error NAKs received.
     pub(super) sequence_naks: u64,
@@ -202,7 +202,7 @@ impl PacketTotals {
     }
 }
 
-/// An element that a rank gets wrong on purpose: `RANK:TENSOR:INDEX`.
+/// An element that a rank corrupts on purpose: `RANK:TENSOR:INDEX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     rank: u32,
@@ -228,9 +228,8 @@ impl FromStr for Fault {
     }
 }
 
-/// A rank as a process of its own, which finds the others by its environment. It tells its events
-/// on standard output, and stops when its standard input ends, which it does when the demo wants so
-/// or is gone.
+/// Runs as a rank in a process of its own, which finds the others by environment variables. It reports its events on
+/// standard output, and stops at the end of its standard input: when the demo closes it or has ended.
 pub(super) fn main(
     plan: &RankPlan,
     device: &DeviceSpec,
@@ -246,7 +245,7 @@ pub(super) fn main(
     let mut failed = false;
     let mut tell = |event: RankEvent| {
         failed |= matches!(event, RankEvent::Unopened { .. } | RankEvent::Failed { .. });
-        // A demo that does not listen any more also closes the standard input.
+        // If the demo no longer reads, it has also closed the standard input.
         if let Ok(line) = serde_json::to_string(&event) {
             let _ = writeln!(io::stdout(), "{line}");
         }
@@ -261,7 +260,7 @@ pub(super) fn main(
     ExitCode::from(u8::from(failed))
 }
 
-/// A rank on its port, and at its address for TCP, if TCP is compared.
+/// Runs a rank on its port, and on its address for TCP if TCP is compared.
 pub(super) fn run(
     plan: &RankPlan,
     bootstrap: Bootstrap,
@@ -281,7 +280,7 @@ pub(super) fn run(
             Ok(driver) => Box::new(Stoppable { driver, stop: stop.clone() }).into(),
             Err(card) => (*card).into(),
         };
-        // A capture has the rounds that were asked for, in whatever state.
+        // A capture contains the requested rounds, whatever the state of the machine.
         let transports = 1 + usize::from(tcp.is_some());
         let repetitions = match pcap {
             Some(_) => Repetitions::none(),
@@ -289,7 +288,7 @@ pub(super) fn run(
         };
         all_reduce_all(plan, bootstrap, device, tcp, repetitions, &stop, tell)
     });
-    // The last frames are written when the driver goes.
+    // The last frames are written when the driver is dropped.
     tell(match (result, recording.failure()) {
         (Err(error), _) => RankEvent::Failed { reason: error.to_string() },
         (Ok(_), Some(reason)) => RankEvent::Failed { reason: reason.to_owned() },
@@ -319,9 +318,9 @@ enum Error {
     Failure(#[from] Failure),
 }
 
-/// Elements that are filled or compared at once, in the first cache.
+/// The number of elements that are filled or compared at a time; they fit into the L1 cache.
 const PIECE: usize = 2048;
-/// How long a rank waits for the others to start.
+/// The longest time that a rank waits for the others to start.
 const RENDEZVOUS: Duration = Duration::from_secs(20);
 
 fn all_reduce_all(
@@ -339,7 +338,7 @@ fn all_reduce_all(
     let gpu = plan.memory.open()?;
     tell(RankEvent::Opened(Opened::new(&context, plan)));
     let traffic_class = plan.congestion.traffic_class().unwrap_or_default();
-    // The demo is of packets: ranks of one host would send none.
+    // The demo shows packets; over shared memory, ranks on one host would send none.
     let options = Options::default()
         .path_mtu(plan.path_mtu)
         .traffic_class(traffic_class)
@@ -352,14 +351,14 @@ fn all_reduce_all(
     };
     let communicator = collectives.join(bootstrap, &options)?;
     let mut member = Member { collectives, communicator, clock: Clock::start() };
-    // TCP takes no memory of a GPU.
+    // TCP can't use GPU memory.
     let tcp = tcp.filter(|_| plan.memory.is_host());
     let mut tcp = tcp.map(|address| tcp_ring(&mut member, address, stop)).transpose()?;
     let allocate = |tensor: &Tensor| member.collectives.allocate_private(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;
     let votes = member.collectives.allocate_private(ELEMENT)?;
     for round in 0..plan.rounds {
-        // They take turns, so that what changes slowly on the machine falls on both alike.
+        // The transports take turns, so that slow changes of the machine affect both alike.
         let mut turn = [Transport::Ferroce, Transport::Tcp];
         if round % 2 == 1 {
             turn.reverse();
@@ -386,15 +385,15 @@ fn all_reduce_all(
     Ok(Totals::of(&member.collectives.finish()?))
 }
 
-/// What a round took.
+/// The times of a round.
 struct Timed {
-    /// When each tensor began and ended.
+    /// The start and end of each tensor.
     times: Vec<[u64; 2]>,
-    /// The machine's state before and after, at rank 0.
+    /// The state of the machine before and after, at rank 0.
     state: [Option<LineTime>; 2],
 }
 
-/// A rank, and the group of all.
+/// A rank and the communicator of all ranks.
 struct Member {
     collectives: Collectives,
     communicator: Communicator,
@@ -402,12 +401,12 @@ struct Member {
 }
 
 impl Member {
-    /// Answers the others, where no operation does.
+    /// Answers the other ranks while no operation is in progress.
     fn answer(&mut self) -> Result<(), ferroce_collectives::Error> {
         self.collectives.poll(self.clock.now()).map(drop)
     }
 
-    /// The sums of a buffer's first elements over all ranks, in their place.
+    /// Sums a buffer's first elements over all ranks, in place.
     fn sum(&mut self, buffer: Buffer, count: usize, data_type: DataType) -> Result<(), Error> {
         let operation = Operation::all_reduce(buffer, buffer, count, data_type, ReduceOp::Sum);
         Ok(self.collectives.run(self.communicator, &operation)?)
@@ -418,8 +417,8 @@ impl Member {
     }
 }
 
-/// What a rank reaches the others by. They meet over the transport in use: a rank that waits in TCP does not poll, and would leave a
-/// neighbour's last packet without its ACK.
+/// A rank's connections to the others. Barriers use the transport under test: a rank that waits in TCP does not poll,
+/// so its neighbour's last packet would not be acknowledged.
 struct Ranks<'a> {
     member: &'a mut Member,
     tcp: Option<&'a mut TcpRing>,
@@ -436,16 +435,16 @@ impl Ranks<'_> {
         round: u32,
     ) -> Result<Timed, Error> {
         fill(plan, self.member, buffers, round)?;
-        // The others are not at work any more, and wait for rank 0 in the next one.
+        // The other ranks have finished their work, and wait for rank 0 in the next barrier.
         self.barrier(transport)?;
         let before = Line::at(self.member.rank());
         let mut times = Vec::with_capacity(buffers.len());
         for (tensor, buffer) in plan.tensors.iter().zip(buffers) {
-            // A driver that is told to stop does so at once; a card is asked between two tensors.
+            // A driver that is told to stop does so at once; an RNIC is stopped between two tensors.
             if self.stop.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
             }
-            // A rank that is early would begin the next tensor, and take the core for it from one that is late with this.
+            // An early rank would begin the next tensor, and take the core from a rank that has not finished this one.
             self.barrier(transport)?;
             let start = shared_clock();
             match (transport, &mut self.tcp) {
@@ -456,7 +455,7 @@ impl Ranks<'_> {
             }
             times.push([start, shared_clock()]);
         }
-        // The same, with the check in place of the next tensor.
+        // As above; the next step is the check.
         self.barrier(transport)?;
         let after = Line::at(self.member.rank());
         self.barrier(transport)?;
@@ -470,7 +469,7 @@ impl Ranks<'_> {
         }
     }
 
-    /// The sum of a number of each rank; `room` is for one.
+    /// The sum of one number of each rank, computed in `room`.
     fn sum(&mut self, transport: Transport, room: Buffer, own: f32) -> Result<f32, Error> {
         let mut element = own.to_ne_bytes();
         match (transport, &mut self.tcp) {
@@ -485,8 +484,8 @@ impl Ranks<'_> {
     }
 }
 
-/// Connects the ranks over TCP. They tell each other where they listen, and then from where they have connected: who else
-/// connects is no rank.
+/// Connects the ranks over TCP. They exchange their listening addresses, and then the source addresses of their
+/// connections: connections from other addresses are rejected.
 fn tcp_ring(member: &mut Member, address: IpAddr, stop: &AtomicBool) -> Result<TcpRing, Error> {
     let (rank, size) = (member.rank(), member.communicator.size());
     let listening = Listening::at(address)?;
@@ -519,7 +518,7 @@ fn exchange(member: &mut Member, own: SocketAddr) -> Result<Vec<SocketAddr>, Err
     Ok(entries.into_iter().map(address).collect())
 }
 
-/// Nanoseconds that all processes of the machine count alike.
+/// Nanoseconds of a clock that all processes of the machine share.
 fn shared_clock() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -549,7 +548,7 @@ fn fill(
     Ok(())
 }
 
-/// Elements compared, and the tensors with wrong ones.
+/// Compares the elements; returns their number and the tensors with wrong ones.
 fn check(
     plan: &RankPlan,
     member: &mut Member,

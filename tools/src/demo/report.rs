@@ -11,30 +11,30 @@ use super::shapes::Tensor;
 use super::state::State;
 use super::values::Wrong;
 
-/// What one rank reported, in the course of the run.
+/// The reports of one rank during the run.
 #[derive(Debug, Default)]
 pub(super) struct RankLog {
     /// Its port.
     pub(super) opened: Option<Opened>,
-    /// What it counted.
+    /// Its counters.
     pub(super) totals: Option<Totals>,
     ferroce: TransportLog,
     tcp: TransportLog,
 }
 
-/// What one rank did over one transport.
+/// The rounds of one rank over one transport.
 #[derive(Debug, Default)]
 struct TransportLog {
-    /// For each round, when it began and ended each tensor.
+    /// For each round, the start and end of each tensor.
     rounds: Vec<Vec<[u64; 2]>>,
-    /// Elements that were compared with the reference.
+    /// Number of elements that were compared with the reference.
     elements: u64,
     /// The tensors with wrong elements.
     wrong: Vec<Wrong>,
 }
 
 impl RankLog {
-    /// Adds what the rank tells of a round.
+    /// Adds the rank's report of a round.
     pub(super) fn add_round(
         &mut self,
         transport: Transport,
@@ -51,7 +51,7 @@ impl RankLog {
         log.wrong.extend(wrong);
     }
 
-    /// Rounds that it is through with, over all transports.
+    /// Finished rounds, over all transports.
     pub(super) fn rounds(&self) -> usize {
         self.ferroce.rounds.len() + self.tcp.rounds.len()
     }
@@ -64,31 +64,31 @@ impl RankLog {
     }
 }
 
-/// The outcome of a demo.
+/// The results of a demo.
 #[derive(Debug, Serialize)]
 pub(super) struct DemoReport {
-    /// Ranks.
+    /// Number of ranks.
     ranks: u32,
-    /// Times that each tensor was all-reduced over each transport.
+    /// All-reduces of each tensor over each transport.
     rounds: u32,
     machine: MachineNames,
-    /// The machine's, in all rounds.
+    /// The state of the machine in all rounds.
     state: State,
-    /// Why this driver.
+    /// Why this driver was chosen.
     why: String,
-    /// One entry a rank.
+    /// One entry per rank.
     ports: Vec<RankPort>,
-    /// One row a tensor size, smallest first.
+    /// One row per tensor size, smallest first.
     sizes: Vec<Row>,
-    /// One row a class of sizes: all its tensors in one round.
+    /// One row per size class: all its tensors in one round.
     classes: Vec<Row>,
     /// All tensors of a round.
     total: Row,
-    /// Elements that were compared with the reference, on all ranks and in all rounds.
+    /// Elements that were compared with the reference, at all ranks in all rounds.
     elements_checked: u64,
     /// Those after an all-reduce over TCP.
     tcp_elements_checked: u64,
-    /// The tensors that came out wrong.
+    /// Tensors with wrong elements.
     pub(super) wrong: Vec<WrongAt>,
 }
 
@@ -99,14 +99,14 @@ struct MachineNames {
     kernel: String,
 }
 
-/// A tensor that came out wrong, and where.
+/// A tensor with wrong elements.
 #[derive(Debug, Serialize)]
 pub(super) struct WrongAt {
-    /// At which rank.
+    /// The rank.
     rank: usize,
-    /// Over what.
+    /// The transport.
     transport: Transport,
-    /// What.
+    /// The elements.
     #[serde(flatten)]
     wrong: Wrong,
 }
@@ -120,22 +120,22 @@ struct RankPort {
     totals: Totals,
 }
 
-/// What some tensors took, over either transport.
+/// The times of some tensors, over both transports.
 #[derive(Debug, PartialEq, Serialize)]
 struct Row {
-    /// Which tensors, for people.
+    /// The tensors, as text.
     name: String,
     bytes: usize,
     tensors: usize,
     #[serde(flatten)]
     ferroce: Times,
     tcp: Option<Times>,
-    /// TCP's median by ferroce's.
+    /// TCP's median divided by ferroce's.
     tcp_ratio: Option<f64>,
 }
 
-/// Bandwidths as nccl-tests has them: the algorithm bandwidth is the bytes by the median; the bus bandwidth is what each rank
-/// has to send for it, 2 (n − 1) / n of the bytes, by the same time.
+/// Bandwidths as in nccl-tests: the algorithm bandwidth is the size divided by the median time; the bus bandwidth is 2
+/// (n − 1) / n of that, since each rank sends this fraction of the size.
 #[derive(Debug, PartialEq, Serialize)]
 struct Times {
     median_us: f64,
@@ -146,7 +146,7 @@ struct Times {
 }
 
 impl Row {
-    /// Of times over ferroce and over TCP, in nanoseconds.
+    /// `times` are those over ferroce and over TCP, in nanoseconds.
     fn new(name: String, bytes: usize, tensors: usize, ranks: u32, times: [Vec<u64>; 2]) -> Row {
         let [ferroce, tcp] = times.map(|times| Times::new(bytes, ranks, times));
         let ferroce = ferroce.unwrap_or(Times {
@@ -176,15 +176,15 @@ impl Times {
 
 const TRANSPORTS: [Transport; 2] = [Transport::Ferroce, Transport::Tcp];
 
-/// Classes of sizes, by their largest: a few for the table.
+/// Size classes of the table, by their upper limits.
 const CLASSES: [(usize, &str); 4] =
     [(4 << 10, "up to 4 KiB"), (64 << 10, "to 64 KiB"), (1 << 20, "to 1 MiB"), (usize::MAX, "above 1 MiB")];
 
 impl DemoReport {
-    /// Draws up what the ranks reported. All of them have finished.
+    /// Creates the report from the logs of the ranks. All ranks have finished.
     pub(super) fn new(tensors: &[Tensor], logs: Vec<RankLog>) -> DemoReport {
         let ranks = logs.len() as u32;
-        // Of each transport, for each round and tensor.
+        // For each transport, round and tensor.
         let times = TRANSPORTS.map(|transport| {
             let rounds = logs.iter().map(|log| log.of(transport).rounds.len()).min().unwrap_or(0);
             (0..rounds).map(|round| times_of_round(&logs, transport, round)).collect::<Vec<_>>()
@@ -244,12 +244,12 @@ impl DemoReport {
         }
     }
 
-    /// Says why the ranks took this driver.
+    /// Sets the reason for the choice of the driver.
     pub(super) fn because(self, why: &str) -> DemoReport {
         DemoReport { why: why.to_owned(), ..self }
     }
 
-    /// Says in which state the machine was.
+    /// Sets the state of the machine.
     pub(super) fn in_state(self, rounds: &Rounds) -> DemoReport {
         DemoReport { state: State::from(rounds), ..self }
     }
@@ -260,7 +260,7 @@ impl DemoReport {
     }
 }
 
-/// The time of each tensor: from when the last rank has begun to when the last one has ended.
+/// The time of each tensor: from the start at the last rank to the end at the last rank.
 fn times_of_round(logs: &[RankLog], transport: Transport, round: usize) -> Vec<u64> {
     let mut last: Vec<[u64; 2]> = Vec::new();
     for log in logs {
@@ -273,7 +273,7 @@ fn times_of_round(logs: &[RankLog], transport: Transport, round: usize) -> Vec<u
     last.iter().map(|[begun, ended]| ended.saturating_sub(*begun)).collect()
 }
 
-/// What to say when a rank is the last to be through with a round over a transport.
+/// The progress message when the last rank has finished a round over a transport.
 pub(super) fn news_of_round(
     rounds: u32,
     logs: &[RankLog],
@@ -288,11 +288,11 @@ pub(super) fn news_of_round(
     Some(format!("round {round} of {rounds}: all-reduced over {transport} in {seconds:.2} s and checked"))
 }
 
-/// Columns of the report, of which the first ones are for the name of each paragraph.
+/// Columns of the report. The first ones hold the label of each paragraph.
 const WIDTH: usize = 80;
 const INDENT: usize = 10;
 
-/// A paragraph with its name before it.
+/// Writes a paragraph with its label.
 fn paragraph(f: &mut fmt::Formatter<'_>, name: &str, text: &str) -> fmt::Result {
     write!(f, "{name:<INDENT$}")?;
     let mut column = INDENT;
@@ -333,7 +333,7 @@ impl fmt::Display for DemoReport {
 }
 
 impl DemoReport {
-    /// What was measured on.
+    /// Writes the setup of the measurement.
     fn write_setup(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DemoReport { ranks, machine: MachineNames { cpu, cores, kernel }, why, ports, .. } = self;
         let each = (*ranks as usize).div_ceil(*cores);
@@ -431,7 +431,7 @@ impl DemoReport {
             }
         };
         let speed = match total.tcp_ratio {
-            // Wrong results are of no speed.
+            // With wrong results there is no speed.
             Some(_) if !wrong.is_empty() => String::new(),
             Some(ratio) if ratio >= 1.0 => format!("; ferroce is {ratio:.2} times as fast"),
             Some(ratio) => format!("; TCP is {:.2} times as fast", 1.0 / ratio),
@@ -449,7 +449,7 @@ impl fmt::Display for Times {
     }
 }
 
-/// Wrong tensors that are shown.
+/// The most wrong tensors that are listed.
 const SHOWN: usize = 20;
 
 /// A number with a comma before each group of three digits.
@@ -477,7 +477,7 @@ mod tests {
         }
     }
 
-    /// A round is where each tensor begins and ends.
+    /// Each round has the start and end of each tensor.
     fn log(ferroce: &[&[[u64; 2]]], tcp: &[&[[u64; 2]]]) -> RankLog {
         let mut log = RankLog::default();
         for (transport, rounds) in [(Transport::Ferroce, ferroce), (Transport::Tcp, tcp)] {
@@ -492,7 +492,7 @@ mod tests {
     #[test]
     fn times_go_from_last_rank_to_last_rank() {
         let tensors = ["a", "b"].map(|name| Tensor { name: name.into(), shape: vec![750] });
-        // Rank 0 is early with the first tensor, and its time would be twice as long.
+        // Rank 0 starts the first tensor early; measured from its start, the time would be twice as long.
         let early: &[[u64; 2]] = &[[0, 2000], [5000, 6000]];
         let late: &[[u64; 2]] = &[[1000, 1500], [5000, 5001]];
         let tcp: &[[u64; 2]] = &[[0, 2000], [2000, 4000]];
@@ -527,7 +527,7 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
     }
 
-    /// Who loses is told.
+    /// The verdict names the faster transport.
     #[test]
     fn the_table_says_which_is_faster_and_fits_80_columns() {
         let tensors = [Tensor { name: "a".into(), shape: vec![1 << 20] }];

@@ -44,7 +44,7 @@ pub(super) fn resnet50() -> Vec<Tensor> {
     network.tensors
 }
 
-/// Output channels of a bottleneck block for each channel of its 3 × 3 convolution.
+/// Output channels of a bottleneck block per channel of its 3 × 3 convolution.
 const EXPANSION: usize = 4;
 /// Classes of ImageNet-1k.
 const CLASSES: usize = 1000;

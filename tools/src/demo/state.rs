@@ -3,7 +3,7 @@
 use ferroce_driver::machine::{LineTime, Rounds};
 use serde::{Deserialize, Serialize};
 
-/// A [`LineTime`], as rank 0 tells it.
+/// A [`LineTime`], as rank 0 reports it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Line {
     cores: [usize; 2],
@@ -11,7 +11,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Measured by rank 0. `None` at the others, and where it can't be measured.
+    /// The measurement of rank 0. `None` at the other ranks, and where it can't be measured.
     pub(super) fn at(rank: u32) -> Option<LineTime> {
         if rank == 0 { LineTime::measure() } else { None }
     }
@@ -29,28 +29,28 @@ impl From<Line> for LineTime {
     }
 }
 
-/// What a rank adds to the sum by which all of them learn whether a round is repeated: rank 0, whether it was in the slow state and
-/// there are repetitions left, and each rank, whether it has found wrong elements. A round with such is never repeated, but
-/// reported.
+/// A rank's contribution to the sum by which all ranks decide whether a round is repeated. Rank 0 adds whether the
+/// machine was in the slow state and repetitions are left; each rank adds whether it found wrong elements. A round with
+/// wrong elements is never repeated, so that it is reported.
 pub(super) fn vote(repeats: bool, is_wrong: bool) -> f32 {
     f32::from(u8::from(repeats)) + if is_wrong { 2.0 } else { 0.0 }
 }
 
-/// What the sum says.
+/// The decision that the sum stands for.
 pub(super) fn is_repeated(votes: f32) -> bool {
     votes == 1.0
 }
 
-/// What the report says of [`Rounds`].
+/// The report's summary of [`Rounds`].
 #[derive(Debug, Serialize)]
 pub(super) struct State {
-    /// For people.
+    /// As text.
     #[serde(skip)]
     pub(super) text: String,
     cores: Option<[usize; 2]>,
-    /// Of a cache line from core to core: the least, the median and the most of the rounds.
+    /// Time of a cache line from core to core: minimum, median and maximum of the rounds.
     line_ns: Option<[u32; 3]>,
-    /// Measured rounds, each over one transport, with those that were repeated.
+    /// Measured rounds, each over one transport, including repeated ones.
     rounds: usize,
     slow_repeated: usize,
     slow_in_figures: usize,

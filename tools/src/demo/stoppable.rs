@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_driver::{Error, FrameSink, Nanos, NextHop, PacketDriver};
 
-/// Passes everything on, until the flag is set: from then on its port is gone.
+/// Forwards everything to the driver until the flag is set; then the port fails.
 pub(super) struct Stoppable {
     /// The driver.
     pub(super) driver: Box<dyn PacketDriver>,

@@ -12,20 +12,19 @@ use std::time::{Duration, Instant};
 
 use super::rank::RankEvent;
 
-/// What is heard of a rank.
+/// An event of a rank.
 #[derive(Debug)]
 pub(super) enum RankNotice {
-    /// It said so.
+    /// Reported by the rank.
     Event(RankEvent),
-    /// It is gone, for this reason.
+    /// The rank has ended, for this reason.
     Gone(String),
 }
 
-/// The ranks of a demo. They are told to stop on drop; processes that don't are killed, by their
-/// ids.
+/// The ranks of a demo. On drop they are told to stop; processes that don't are killed, by process id.
 pub(super) struct Supervisor {
     ranks: Vec<Rank>,
-    /// Tells threads to stop; processes see the end of their standard input.
+    /// Tells threads to stop; processes stop at the end of their standard input.
     stop: Arc<AtomicBool>,
     sender: Sender<(u32, RankOutput)>,
     receiver: Receiver<(u32, RankOutput)>,
@@ -38,13 +37,13 @@ enum Rank {
 
 enum RankOutput {
     Event(RankEvent),
-    /// A line that is no event.
+    /// A line that is not an event.
     Garbled(String),
-    /// Nothing comes any more.
+    /// The rank has closed its output.
     Closed,
 }
 
-/// How long a rank that is told to stop may take to do so.
+/// The time for a rank to stop once told to.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Supervisor {
@@ -54,14 +53,14 @@ impl Supervisor {
         Supervisor { ranks: Vec::new(), stop: Arc::default(), sender, receiver }
     }
 
-    /// Starts the next rank as a process that tells its events on standard output, one a line, and
-    /// ends when its standard input does.
+    /// Starts the next rank as a process. It reports its events on standard output, one per line, and ends at the end
+    /// of its standard input.
     ///
     /// # Errors
-    /// If it can't be started.
+    /// It can't be started.
     pub(super) fn start_process(&mut self, command: &mut Command) -> std::io::Result<()> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        // A group of its own: Ctrl-C goes to the demo alone, which ends its ranks in good order.
+        // A process group of its own: Ctrl-C is delivered to the demo only, which ends its ranks in good order.
         let mut child = command.process_group(0).spawn()?;
         let stdout = child.stdout.take();
         let rank = self.ranks.len() as u32;
@@ -82,8 +81,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Starts the next rank as a thread. `run` gets the flag on which it has to stop, and a function
-    /// that tells an event.
+    /// Starts the next rank as a thread. `run` gets the flag that tells it to stop, and a function that reports an
+    /// event.
     pub(super) fn start_thread(
         &mut self,
         run: impl FnOnce(Arc<AtomicBool>, &mut dyn FnMut(RankEvent)) + Send + 'static,
@@ -99,12 +98,12 @@ impl Supervisor {
         self.ranks.push(Rank::Thread(Some(thread)));
     }
 
-    /// How many ranks were started.
+    /// The number of started ranks.
     pub(super) fn len(&self) -> usize {
         self.ranks.len()
     }
 
-    /// The next message, and of which rank; `None` after `timeout`.
+    /// The next event and its rank; `None` after `timeout`.
     pub(super) fn next(&mut self, timeout: Duration) -> Option<(u32, RankNotice)> {
         let (rank, heard) = match self.receiver.recv_timeout(timeout) {
             Ok(heard) => heard,
@@ -118,7 +117,7 @@ impl Supervisor {
         Some((rank, message))
     }
 
-    /// What to call a rank: a process is named with its id.
+    /// The name of a rank: for a process, with its id.
     pub(super) fn name(&self, rank: u32) -> String {
         match &self.ranks[rank as usize] {
             Rank::Process(child) => format!("rank {rank} (process {})", child.id()),
@@ -156,7 +155,7 @@ impl Rank {
         }
     }
 
-    /// Waits for its end and says how it ended.
+    /// Waits for the end of the rank and says how it ended.
     fn end(&mut self) -> String {
         match self {
             Rank::Process(child) => match child.wait() {
@@ -171,7 +170,7 @@ impl Rank {
     }
 }
 
-/// Tells the end of a thread, also when it panics.
+/// Reports the end of a thread, even if it panics.
 struct Closing {
     rank: u32,
     sender: Sender<(u32, RankOutput)>,

@@ -1,10 +1,9 @@
 //! The baseline: the same ring all-reduce over the kernel's TCP.
 //!
-//! It has the ring of `ferroce_collectives`, its chunks and its reduction, and works in the same memory. Each rank has
-//! one connection to the next rank and one from the previous rank. TCP gets its best conditions: TCP_NODELAY,
-//! non-blocking sockets, and a thread that sleeps in poll(2) when neither connection can make progress. Chunks of the
-//! all-gather are read into their final place, and nothing waits for an acknowledgement of the other end, since the
-//! kernel has a copy.
+//! It uses the same ring, chunks and reduction as `ferroce_collectives`, in the same memory. Each rank has one
+//! connection to the next rank and one from the previous rank. TCP gets its best conditions: TCP_NODELAY, non-blocking
+//! sockets, and a thread that sleeps in poll(2) when neither connection can make progress. Chunks of the all-gather are
+//! read into their final place. Nothing waits for an acknowledgement of the other end, since the kernel has a copy.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +18,7 @@ use rustix::io::Errno;
 
 use super::chunks::Chunks;
 
-/// A rank's place on the ring.
+/// A rank in the ring.
 pub(super) struct TcpRing {
     rank: usize,
     size: usize,
@@ -27,7 +26,7 @@ pub(super) struct TcpRing {
     right: TcpStream,
     /// Bytes of a chunk, the unit of the pipeline.
     chunk: usize,
-    /// Where a chunk arrives that is reduced.
+    /// Receive buffer of chunks that are reduced.
     staging: Vec<u8>,
 }
 
@@ -43,16 +42,16 @@ pub(super) enum Error {
     Stopped,
 }
 
-/// How long neighbours may leave a rank waiting.
+/// The longest time that a rank waits for its neighbours.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How fast a rank notices that it is told to stop.
+/// How often the stop flag is checked.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A rank that listens for the rank before it.
+/// A rank that listens for the previous rank.
 pub(super) struct Listening(TcpListener);
 
 impl Listening {
-    /// On a port of the kernel's choice.
+    /// On a port that the kernel chooses.
     pub(super) fn at(address: IpAddr) -> Result<Listening, Error> {
         let listener = TcpListener::bind((address, 0)).and_then(|listener| {
             listener.set_nonblocking(true)?;
@@ -65,26 +64,26 @@ impl Listening {
         self.0.local_addr().map_err(failed("listening"))
     }
 
-    /// Connects to the next rank, which listens at `right` already.
+    /// Connects to the next rank, which already listens at `right`.
     pub(super) fn connect(self, right: SocketAddr) -> Result<Connected, Error> {
         let right = TcpStream::connect_timeout(&right, PATIENCE).map_err(failed("connecting"))?;
         Ok(Connected { listener: self.0, right })
     }
 }
 
-/// A rank that is connected to the next one, and waits for the connection of the rank before.
+/// A rank that is connected to the next one, and waits for the connection of the previous one.
 pub(super) struct Connected {
     listener: TcpListener,
     right: TcpStream,
 }
 
 impl Connected {
-    /// By which the next rank knows the connection.
+    /// The source address, by which the next rank recognizes the connection.
     pub(super) fn source(&self) -> Result<SocketAddr, Error> {
         self.right.local_addr().map_err(failed("connecting"))
     }
 
-    /// Takes the connection from `left`, where the rank before has connected. Others are closed.
+    /// Accepts the connection from `left`, the source address of the previous rank. Other connections are closed.
     pub(super) fn join(
         self,
         rank: u32,
@@ -111,8 +110,8 @@ impl Connected {
 }
 
 impl TcpRing {
-    /// Replaces the elements, on every rank, by their sums over all ranks. The same bits as an all-reduce by
-    /// `Algorithm::Ring` gives.
+    /// Replaces the elements, on every rank, by their sums over all ranks. The result has the same bits as that of
+    /// `Algorithm::Ring`.
     pub(super) fn all_reduce(&mut self, memory: &mut [u8], stop: &AtomicBool) -> Result<(), Error> {
         const DATA_TYPE: DataType = DataType::F32;
         let element = DATA_TYPE.size();
@@ -121,7 +120,7 @@ impl TcpRing {
         let bytes_of = |elements: Range<usize>| elements.start * element..elements.end * element;
         let (mut sends, mut receives) = (chunks.sends().peekable(), chunks.receives());
         let (mut sent, mut received) = (0, 0);
-        // What is left of the chunk that is being sent, and of the one that is being received.
+        // The unsent rest of the chunk being sent, and the missing rest of the chunk being received.
         let (mut outgoing, mut incoming) = (0..0, None);
         let mut watch = Watch::new(stop);
         loop {
@@ -183,7 +182,7 @@ impl TcpRing {
     }
 }
 
-/// Waits for sockets until it is told to stop, or until nothing has moved for too long.
+/// Waits for sockets until told to stop, or until no data has moved for too long.
 struct Watch<'a> {
     stop: &'a AtomicBool,
     last_move: Option<Instant>,
@@ -227,9 +226,9 @@ mod tests {
 
     use super::*;
 
-    /// Whoever else connects to a rank is not on the ring.
+    /// Connections of other programs are closed.
     #[test]
-    fn strangers_are_left_out() {
+    fn other_connections_are_closed() {
         let stop = AtomicBool::new(false);
         let ranks = [(); 2].map(|()| Listening::at([127, 0, 0, 1].into()).unwrap());
         let addresses = ranks.each_ref().map(|rank| rank.address().unwrap());

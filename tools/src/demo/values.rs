@@ -1,17 +1,17 @@
 //! The contents of the tensors, and the check of the result.
 //!
-//! The values are integers that depend on (round, rank, tensor, index) alone. They are so small that any sum over the
-//! ranks is exact in f32, in any order. The reference sums in 64-bit integers without any communication, and the result
-//! must be equal to it bit for bit.
+//! The values are integers that depend on (round, rank, tensor, index) only. They are small enough that any sum over
+//! the ranks is exact in f32, in any order. The reference is summed in 64-bit integers without any communication, and
+//! the result must be equal to it bit for bit.
 
 use serde::{Deserialize, Serialize};
 
 use super::shapes::{ELEMENT, Tensor};
 
-/// Most ranks for which sums are exact: 64 × 2¹⁷ is below the 2²⁴ up to which f32 has every integer.
+/// The most ranks for which sums are exact: 64 × 2¹⁷ is below 2²⁴, up to which f32 represents every integer.
 pub(super) const MAX_RANKS: u32 = 64;
 
-/// The stream of values of one tensor in one round at one rank.
+/// The values of one tensor in one round at one rank.
 #[derive(Clone, Copy)]
 struct Values {
     key: u64,
@@ -29,7 +29,7 @@ impl Values {
     }
 }
 
-/// Writes the values of a rank into a piece of its tensor, whose first element has the index `first`.
+/// Writes a rank's values to a piece of its tensor whose first element has the index `first`.
 pub(super) fn fill(bytes: &mut [u8], first: usize, round: u32, rank: u32, tensor: usize) {
     let values = Values::new(round, rank, tensor);
     for (index, element) in (first..).zip(bytes.chunks_exact_mut(ELEMENT)) {
@@ -37,7 +37,7 @@ pub(super) fn fill(bytes: &mut [u8], first: usize, round: u32, rank: u32, tensor
     }
 }
 
-/// Changes the sign of an element of a piece, as a rank that is to be caught does.
+/// Changes the sign of an element of a piece, to inject a fault.
 pub(super) fn negate(bytes: &mut [u8], index: usize) {
     if let Some(element) = bytes.chunks_exact_mut(ELEMENT).nth(index) {
         let value = -value_of(element);
@@ -45,7 +45,7 @@ pub(super) fn negate(bytes: &mut [u8], index: usize) {
     }
 }
 
-/// The first element of a tensor that is not the sum over the ranks.
+/// The first element of a tensor that differs from the sum over the ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Wrong {
     /// The tensor's name.
@@ -54,9 +54,9 @@ pub(super) struct Wrong {
     pub(super) index: usize,
     /// The sum over the ranks.
     pub(super) expected: f32,
-    /// What the all-reduce gave: its bits, since it may be no number.
+    /// The bits of the all-reduce's result, since it may be NaN.
     pub(super) got_bits: u32,
-    /// How many elements of the tensor are wrong.
+    /// The number of wrong elements of the tensor.
     pub(super) count: usize,
 }
 
@@ -72,7 +72,7 @@ impl std::fmt::Display for Wrong {
 }
 
 impl Wrong {
-    /// Takes up what is wrong with a later piece of the tensor.
+    /// Merges the wrong elements of a later piece of the tensor.
     pub(super) fn add(found: &mut Option<Wrong>, later: Wrong) {
         match found {
             Some(found) => found.count += later.count,
@@ -81,8 +81,8 @@ impl Wrong {
     }
 }
 
-/// Compares each element of a piece of an all-reduced tensor with the reference, bit for bit. The piece's first element has
-/// the index `first`.
+/// Compares each element of a piece of an all-reduced tensor with the reference, bit for bit. The piece's first element
+/// has the index `first`.
 pub(super) fn check(
     bytes: &[u8],
     first: usize,
@@ -125,7 +125,7 @@ mod tests {
         Tensor { name: "t".into(), shape: vec![len] }
     }
 
-    /// Sums the filled buffers of all ranks as an all-reduce would, in f32, starting at any rank.
+    /// Sums the filled buffers of all ranks in f32, as an all-reduce would, starting at rank `start`.
     fn reduced(len: usize, round: u32, ranks: u32, number: usize, start: u32) -> Vec<u8> {
         let mut sum = vec![0f32; len];
         for rank in (start..ranks).chain(0..start) {
@@ -158,7 +158,7 @@ mod tests {
         assert!(min < -(1 << 16) && max > 1 << 16, "{min} to {max}");
     }
 
-    /// One flipped bit, a value of another round, rank or tensor, and −0.0 are all found.
+    /// A flipped bit, a value of another round, rank or tensor, and −0.0 are detected.
     #[test]
     fn a_wrong_element_is_named() {
         let good = reduced(100, 1, 4, 7, 0);
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!((wrong.index, wrong.count, wrong.tensor.as_str()), (40, 2, "t"));
         assert_eq!(wrong.got_bits, wrong.expected.to_bits() ^ 1);
         assert!(wrong.to_string().starts_with("t[40] is "), "{wrong}");
-        // Piece by piece it is the same.
+        // The same piece by piece.
         let (start, end) = bytes.split_at(50 * ELEMENT);
         let mut found = None;
         for (first, piece) in [(0, start), (50, end)] {

@@ -1,5 +1,5 @@
-//! The congestion control of a card, if the kernel shows it. Cards have no common interface for that: mlx5 shows the
-//! settings of DCQCN in debugfs (`cc_params`), its out-of-tree driver beside the interface (`ecn`).
+//! The congestion control of an RNIC, if the kernel shows it. RNICs have no common interface for that: mlx5 shows the
+//! settings of DCQCN in debugfs (`cc_params`), its out-of-tree driver in the interface's folder in sysfs (`ecn`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,17 +13,17 @@ use crate::failure::legible;
 /// Settings by their names in the kernel, as it shows them.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct CardCongestion {
-    /// Where they were read.
+    /// The folder that they were read from.
     source: String,
     settings: BTreeMap<String, String>,
 }
 
-/// What is believed of a folder, and of a file.
+/// The most settings of a folder, and the most bytes of a file.
 const MOST_SETTINGS: usize = 256;
 const MOST_BYTES: u64 = 256;
 
 impl CardCongestion {
-    /// Of the card `device`, whose port is the interface `interface`. `sys` is where sysfs is: `/sys`.
+    /// For the RNIC `device`, whose port is the interface `interface`. `sys` is the path of sysfs: `/sys`.
     pub(super) fn read(sys: &Path, device: &str, interface: Option<&str>) -> Option<CardCongestion> {
         if let Some(interface) = interface {
             let folder = sys.join("class/net").join(interface).join("ecn");
@@ -43,7 +43,7 @@ impl CardCongestion {
         (!settings.is_empty()).then(|| CardCongestion { source: folder.display().to_string(), settings })
     }
 
-    /// A line for people.
+    /// One line of text.
     pub(super) fn line(told: Option<&CardCongestion>) -> String {
         let Some(CardCongestion { source, settings }) = told else {
             return "congestion control of the card: not reported".to_owned();
@@ -53,7 +53,7 @@ impl CardCongestion {
     }
 }
 
-/// The files of a folder that can be read, under their names behind `prefix`.
+/// Reads the files of a folder; their names get `prefix`.
 fn collect(folder: &Path, prefix: &str, settings: &mut BTreeMap<String, String>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten().take(MOST_SETTINGS) {
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// A tree of files in the place of /sys, until it is dropped.
+    /// A tree of files in place of /sys, until it is dropped.
     struct Sys(PathBuf);
 
     impl Sys {
@@ -111,7 +111,7 @@ mod tests {
         let line = CardCongestion::line(Some(&told));
         assert!(line.ends_with("cc_params: np_cnp_dscp 48, rp_min_rate 1"), "{line}");
 
-        // Beside the interface there is the port's own state, so that comes first.
+        // The interface's folder has the state of the port itself, so it takes precedence.
         let sys = Sys::new(
             "ecn",
             &[
@@ -125,13 +125,13 @@ mod tests {
         let line = CardCongestion::line(Some(&told));
         let expected = "ecn: roce_np/cnp_dscp 46, roce_np/enable/3 1, roce_rp/enable/3 0";
         assert!(line.ends_with(expected), "{line}");
-        // Of another interface there is none.
+        // Another interface has no such folder.
         let told = CardCongestion::read(&sys.0, "mlx5_0", Some("eth1")).unwrap();
         assert!(told.source.ends_with(debugfs), "{told:?}");
     }
 
     #[test]
-    fn what_is_absent_is_not_told() {
+    fn missing_settings_are_not_shown() {
         let sys = Sys::new("none", &[]);
         for device in ["mlx5_0", "rxe0"] {
             let told = CardCongestion::read(&sys.0, device, Some("eth0"));

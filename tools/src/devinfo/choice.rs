@@ -10,11 +10,11 @@ use crate::output::say;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Choice {
-    /// As -d has it.
+    /// As given with -d.
     name: String,
     driver: &'static str,
     reason: String,
-    /// RNICs on the same interface, which its name never takes.
+    /// RNICs on the same interface; an interface's name never selects them.
     rnics: Vec<OtherCard>,
 }
 
@@ -22,12 +22,12 @@ pub(super) struct Choice {
 struct OtherCard {
     /// For -d.
     device: String,
-    /// Whether it is rdma_rxe: the kernel's software, and no card.
+    /// Whether it is rdma_rxe: software of the kernel, not hardware.
     software: bool,
 }
 
 impl Choice {
-    /// Of a device that is open. `rnics` are those that there are.
+    /// For an opened device. `rnics` are those of the machine.
     pub(super) fn new(device: &DeviceSpec, opened: &Capabilities, rnics: Option<&Rnics>) -> Choice {
         let by_name = "the name says so".to_owned();
         let reason = match (device, opened.driver) {
@@ -70,7 +70,7 @@ impl Choice {
     }
 }
 
-/// What is wrong with the name of an interface that there is not, if an RNIC has it.
+/// Explains an unknown interface name that is the name of an RNIC.
 pub(super) fn explain(name: &str, error: ferroce::driver::Error, rnics: &Rnics) -> Failure {
     match rnics.has(name) {
         true => Failure::usage(format!("'{name}' is an RNIC, not an interface: -d ibverbs:{name}")),

@@ -12,42 +12,42 @@ use crate::output::say;
 #[derive(Debug, Serialize)]
 pub(super) struct Gpus {
     devices: Vec<GpuInfo>,
-    /// Why there is none of a library.
+    /// The reason that a library has no GPUs, for each.
     absent: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct GpuInfo {
-    /// As `--memory` names it.
+    /// As named for `--memory`.
     name: String,
     description: String,
-    /// Bytes.
+    /// In bytes.
     memory: u64,
-    /// Null where it is at no PCI bus, or its library does not tell.
+    /// Null if it is not on a PCI bus, or its library does not report it.
     pci: Option<String>,
     numa_node: Option<u32>,
-    /// What keeps an RNIC from reaching its memory; null if nothing does as far as is known.
+    /// The reason that an RNIC can't access its memory; null if none is known.
     no_dma_buf: Option<String>,
-    /// From interfaces and RNICs.
+    /// To interfaces and RNICs.
     distances: Vec<FarPort>,
 }
 
 #[derive(Debug, Serialize)]
 struct FarPort {
     port: String,
-    /// As `nvidia-smi topo -m` has it; null where one of both is at no PCI bus, or the kernel does not tell.
+    /// As in `nvidia-smi topo -m`; null if one of the two is not on a PCI bus, or the kernel does not report it.
     distance: Option<&'static str>,
     #[serde(skip)]
     meaning: &'static str,
 }
 
 impl Gpus {
-    /// All there are, and their distances to these interfaces and RNICs.
+    /// All GPUs, and their distances to these interfaces and RNICs.
     pub(super) fn find<'a>(
         interfaces: impl Iterator<Item = &'a str>,
         rnics: impl Iterator<Item = &'a str>,
     ) -> Gpus {
-        // Without sysfs nothing is known of distances.
+        // Without sysfs, distances are unknown.
         let host = Topology::read(Path::new("/sys")).unwrap_or_default();
         let place =
             |has: &dyn Fn(&Nic) -> bool| host.nics.iter().find(|nic| has(nic)).and_then(|nic| nic.pci);

@@ -13,9 +13,9 @@ use crate::output::say;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Rnics {
-    /// Why none can be looked for; null if libibverbs is there.
+    /// The reason that RNICs can't be listed; null if libibverbs is installed.
     unavailable: Option<String>,
-    /// The only interface whose RNICs these are.
+    /// The interface that the list is restricted to, if it is.
     #[serde(skip)]
     interface: Option<String>,
     devices: Vec<RnicInfo>,
@@ -24,16 +24,16 @@ pub(super) struct Rnics {
 #[derive(Debug, Serialize)]
 struct RnicInfo {
     name: String,
-    /// Why it says nothing of itself; null if it does.
+    /// The reason that it can't be queried; null if it can.
     error: Option<String>,
     firmware: Option<String>,
     max_qps: Option<u32>,
     max_qp_wr: Option<u32>,
-    /// Whether it is rdma_rxe; null if it says nothing of itself.
+    /// Whether it is rdma_rxe; null if it can't be queried.
     rxe: Option<bool>,
-    /// `guessable`, or `unknown`: no card tells.
+    /// `guessable`, or `unknown`: no RNIC reports it.
     keys: &'static str,
-    /// Asynchronous events that it does not raise; null where that is unknown.
+    /// Asynchronous events that it does not raise; null if unknown.
     absent_events: Option<Vec<&'static str>>,
     ports: Vec<PortInfo>,
 }
@@ -42,11 +42,11 @@ struct RnicInfo {
 struct PortInfo {
     number: u8,
     active: bool,
-    /// InfiniBand otherwise.
+    /// Otherwise InfiniBand.
     ethernet: bool,
-    /// Bytes.
+    /// In bytes.
     path_mtu: Option<u32>,
-    /// Null where the kernel does not tell.
+    /// Null if the kernel does not report it.
     congestion: Option<CardCongestion>,
     gids: Vec<GidInfo>,
 }
@@ -61,7 +61,7 @@ struct GidInfo {
 }
 
 impl Rnics {
-    /// All there are; `interfaces` have the names of their GIDs' interfaces.
+    /// All RNICs; `interfaces` provide the names of their GIDs' interfaces.
     pub(super) fn find(interfaces: &[Interface]) -> Rnics {
         match Verbs::load().and_then(|verbs| verbs.rnics()) {
             Err(reason) => {
@@ -74,20 +74,20 @@ impl Rnics {
         }
     }
 
-    /// Forgets all but the one of this name, if there is one.
+    /// Keeps only the one with this name, if there is one.
     pub(super) fn keep(&mut self, name: &str) {
         if self.has(name) {
             self.devices.retain(|rnic| rnic.name == name);
         }
     }
 
-    /// Forgets all that are not on an interface.
+    /// Keeps only those on an interface.
     pub(super) fn keep_on(&mut self, interface: &str) {
         self.devices.retain(|rnic| rnic.is_on(interface));
         self.interface = Some(interface.to_owned());
     }
 
-    /// The names of all.
+    /// All names.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.devices.iter().map(|rnic| rnic.name.as_str())
     }
@@ -211,7 +211,7 @@ impl RnicInfo {
 
 const GUESSABLE: &str = "guessable";
 const UNKNOWN: &str = "unknown";
-/// Seen with rdma_rxe of Linux 6.1.
+/// Observed with rdma_rxe of Linux 6.1.
 const RXE_ABSENT_EVENTS: [&str; 2] = [
     "QP_ACCESS_ERR (after a bad R_Key only LAST_WQE_REACHED is raised)",
     "DEVICE_FATAL (a removal waits for the last user; Linux 6.1)",

@@ -10,25 +10,25 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output::say;
 
-/// Who has a slot of an address.
+/// A process with a slot of an address.
 #[derive(Debug, Serialize)]
 pub(super) struct Sharer {
     address: IpAddr,
     slot: usize,
     pid: u32,
-    /// As `ps -o comm` shows it; null where this process may not know it.
+    /// As shown by `ps -o comm`; null if this process may not read it.
     command: Option<String>,
 }
 
 impl Sharer {
-    /// Those on the addresses of a device that is not open any more.
+    /// The processes on the addresses of a device that is closed again.
     pub(super) fn find(capabilities: &Capabilities) -> Vec<Sharer> {
         if !["udp", "af_xdp"].contains(&capabilities.driver) {
             return Vec::new();
         }
         let of = |address: &IpAddr| {
             let address = *address;
-            // Where they can't be found none is known.
+            // If they can't be listed, none is known.
             let all = sharers(address).unwrap_or_default();
             let command = |pid| Process::of(pid).map(|process| process.name);
             all.into_iter().map(move |(slot, pid)| Sharer { address, slot, pid, command: command(pid) })

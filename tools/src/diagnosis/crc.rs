@@ -1,6 +1,6 @@
 //! CRC-32 as a linear map: for messages of one length, the difference of the CRCs is a function of the bits in which
-//! the messages differ. The function can be inverted, so a wrong CRC shows which difference at a given place would
-//! explain it.
+//! the messages differ. The function can be inverted, so a wrong CRC determines the difference at a given place that
+//! would explain it.
 
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
@@ -19,7 +19,7 @@ const TABLE: [u32; 256] = {
     table
 };
 
-/// Which entry of [`TABLE`] has this byte on top.
+/// The entry of [`TABLE`] with this top byte.
 const BY_TOP: [u8; 256] = {
     let mut inverse = [0; 256];
     let mut byte = 0;
@@ -30,15 +30,15 @@ const BY_TOP: [u8; 256] = {
     inverse
 };
 
-/// What the register becomes when `bytes` differ, given how it differs before them.
+/// The difference of the register after `bytes`, given their difference and that of the register before them.
 pub(super) fn forward(register: u32, bytes: impl IntoIterator<Item = u8>) -> u32 {
     bytes.into_iter().fold(register, |register, byte| {
         register >> 8 ^ TABLE[((register ^ u32::from(byte)) & 0xff) as usize]
     })
 }
 
-/// How the register must differ `bytes` bytes earlier, if none of these differ. The four bytes
-/// there would have to differ by the little-endian bytes of the result.
+/// The difference of the register `bytes` bytes earlier, if none of these differ. A difference of the four bytes there,
+/// by the little-endian bytes of the result, would have the same effect.
 pub(super) fn backward(register: u32, bytes: usize) -> u32 {
     (0..bytes).fold(register, |register, _| {
         let index = BY_TOP[(register >> 24) as usize];

@@ -35,7 +35,7 @@ pub(super) struct CmFields {
     status: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    /// What the IP-CM header says, if there is one.
+    /// The addresses in the IP-CM header, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<IpAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,7 +112,7 @@ impl CmFields {
         }
     }
 
-    /// The sender's queue pair: a REQ and a REP name it, and the PSN that it starts with.
+    /// The sender's queue pair, which a REQ and a REP name, and its first PSN.
     pub(super) fn own_qpn(&self) -> Option<u32> {
         self.qpn.filter(|_| self.starting_psn.is_some())
     }

@@ -1,4 +1,4 @@
-//! A packet as a JSON object. The names are stable: scripts read them.
+//! A packet as a JSON object. The names are stable, since scripts read them.
 
 use ferroce_wire::{Bth, Extensions, NetworkHeader, Opcode, VlanTag};
 use serde::ser::SerializeMap;
@@ -39,7 +39,7 @@ impl<M: SerializeMap> Object<M> {
         self.0.serialize_entry(key, &value)
     }
 
-    /// Nothing if there is no value.
+    /// Writes nothing if there is no value.
     fn put_some(&mut self, key: &str, value: Option<impl Serialize>) -> Result<(), M::Error> {
         value.map_or(Ok(()), |value| self.put(key, value))
     }
@@ -68,7 +68,7 @@ impl<M: SerializeMap> Object<M> {
     }
 
     fn bth(&mut self, bth: &Bth) -> Result<(), M::Error> {
-        // There may be no such opcode.
+        // The opcode may be unknown.
         self.put_some("opcode", Opcode::from_byte(bth.opcode_byte()).map(Opcode::name))?;
         self.put("opcode_byte", bth.opcode_byte())?;
         self.put("solicited", bth.solicited())?;

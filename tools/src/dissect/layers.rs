@@ -10,11 +10,11 @@ use zerocopy::FromBytes;
 use super::tunnel::{self, Inside};
 use super::unopened::Name;
 
-/// What is in a frame.
+/// The contents of a frame.
 pub(crate) enum Contents<'a> {
-    /// A RoCE packet, whole or not.
+    /// A RoCE packet, complete or not.
     Roce(Layers<'a>, Transport),
-    /// Something else, by name: another protocol, or something around a packet that is not looked into.
+    /// Other contents, by name: another protocol, or an encapsulation that is not decoded.
     Unopened(Name),
 }
 
@@ -25,37 +25,37 @@ pub(crate) struct Layers<'a> {
     pub(crate) ethernet: Option<(MacAddr, MacAddr)>,
     /// Outermost first.
     pub(crate) vlans: Vec<VlanTag>,
-    /// What the packet travels in, outermost first.
+    /// The tunnels around the packet, outermost first.
     pub(crate) tunnels: Vec<&'static str>,
     ethertype: u16,
     /// From the network header on.
     pub(crate) network: &'a [u8],
 }
 
-/// What stands in front of a BTH.
+/// The headers before a BTH.
 #[derive(Clone, Copy)]
 pub(crate) struct Transport {
     pub(crate) network: Network,
     pub(crate) udp_checksum: Option<u16>,
     /// Where the BTH starts in the network packet.
     pub(crate) bth_start: usize,
-    /// Where the ICRC ends by the innermost length field.
+    /// The end of the ICRC by the innermost length field.
     pub(crate) end: usize,
-    /// Where the packet ends by the network header.
+    /// The end of the packet by the network header.
     pub(crate) network_end: usize,
 }
 
 pub(super) const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
-/// 802.1Q, 802.1ad, and what QinQ used before the latter.
+/// 802.1Q, 802.1ad, and the value that QinQ used before 802.1ad.
 const VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
-/// Tunnels in tunnels that are looked into.
+/// The most nested tunnels that are decoded.
 const DEPTH: usize = 8;
-/// Tags of one frame.
+/// The most tags of one frame.
 const TAGS: usize = 16;
 
 impl<'a> Contents<'a> {
-    /// Opens a frame down to its RoCE packet.
+    /// Decodes a frame down to its RoCE packet.
     pub(crate) fn of(link_type: LinkType, frame: &'a [u8]) -> Contents<'a> {
         Contents::open(link_type, frame)
             .unwrap_or(Contents::Unopened("cut before it shows what it is".into()))
@@ -100,7 +100,7 @@ impl<'a> Contents<'a> {
 }
 
 impl Layers<'_> {
-    /// Takes an Ethernet header off.
+    /// Removes an Ethernet header.
     fn ethernet(&mut self) -> Option<()> {
         let header = Ethernet2HeaderSlice::from_slice(self.network).ok()?;
         self.ethernet = Some((MacAddr(header.source()), MacAddr(header.destination())));
@@ -109,7 +109,7 @@ impl Layers<'_> {
         Some(())
     }
 
-    /// Takes VLAN tags off.
+    /// Removes VLAN tags.
     fn tags(&mut self) -> Option<()> {
         while VLAN.contains(&self.ethertype) && self.vlans.len() < TAGS {
             let tag = SingleVlanHeaderSlice::from_slice(self.network).ok()?;
@@ -123,7 +123,7 @@ impl Layers<'_> {
         Some(())
     }
 
-    /// The same around another packet, one of those that this one holds.
+    /// The same headers around one of the packets that this one contains.
     pub(crate) fn around<'a>(&self, network: &'a [u8]) -> Option<(Layers<'a>, Transport)> {
         let layers = Layers { network, vlans: self.vlans.clone(), tunnels: self.tunnels.clone(), ..*self };
         let transport = layers.transport()?;
@@ -135,7 +135,7 @@ impl Layers<'_> {
         self.ethertype == ROCE_V1_ETHERTYPE
     }
 
-    /// The headers in front of the BTH; `None` if this is not RoCE, or cut off before that shows.
+    /// The headers before the BTH; `None` if this is not RoCE, or truncated before that is visible.
     fn transport(&self) -> Option<Transport> {
         let packet = self.network;
         match self.ethertype {
@@ -172,7 +172,7 @@ impl Layers<'_> {
 }
 
 impl Transport {
-    /// What the UDP header at `start` says; `None` if it is not RoCE's.
+    /// The headers up to the UDP header at `start`; `None` if it is not RoCE's.
     fn over_udp(packet: &[u8], network: Network, start: usize, network_end: usize) -> Option<Transport> {
         let udp = packet.get(start..)?.first_chunk::<8>()?;
         let [source_port, destination_port, length, checksum] =
@@ -186,14 +186,14 @@ impl Transport {
         })
     }
 
-    /// The ICRC of a packet as it is and as it must be, by its lengths alone: whatever its opcode is.
+    /// The ICRC of a packet and the expected one, by its lengths only, whatever its opcode.
     pub(crate) fn icrc(&self, packet: &[u8]) -> Option<(u32, u32)> {
         let (covered, found) = packet.get(..self.end)?.split_last_chunk::<ICRC_LEN>()?;
         Some((u32::from_le_bytes(*found), icrc::compute(self.network.header, covered)?))
     }
 
-    /// How long the packet was when the capture has fewer bytes of it than its headers say, and they agree: the
-    /// recorder cut it, whether it says so or not.
+    /// The original length of a packet if the capture has fewer bytes than its headers say, and they agree: the
+    /// recorder truncated it, whether or not the record says so.
     pub(crate) fn length_before_cut(&self, present: usize) -> Option<usize> {
         (self.end == self.network_end && self.end > present).then_some(self.end)
     }

@@ -8,23 +8,23 @@ use serde::Serialize;
 /// One direction's requests, or responses, of a queue pair.
 #[derive(Default, Serialize)]
 pub(super) struct PsnTracker {
-    /// The lowest, and the newest.
+    /// The lowest and the newest PSN.
     first_psn: Option<u32>,
     last_psn: Option<u32>,
-    /// How often the next PSN was not the one that was due.
+    /// The number of PSNs that were not the next one.
     pub(super) gaps: u64,
-    /// PSNs in gaps that did not come later.
+    /// PSNs in gaps that did not arrive later.
     pub(super) missing: u64,
-    /// Packets that came after later ones, for the first time.
+    /// First occurrences of packets that arrived after later ones.
     pub(super) late: u64,
-    /// PSNs that had come before.
+    /// PSNs that had occurred before.
     pub(super) duplicates: u64,
     #[serde(skip)]
     last: Option<Last>,
     /// From the lowest PSN to the newest, without wraps.
     #[serde(skip)]
     range: i64,
-    /// PSNs that have not come, as first and count; oldest first.
+    /// Missing PSNs, as first and count; oldest first.
     #[serde(skip)]
     holes: VecDeque<(Psn, u32)>,
 }
@@ -35,17 +35,16 @@ struct Last {
     span: Span,
 }
 
-/// How many PSNs a packet takes up: several candidates for a READ request of which the path MTU is
-/// not known.
+/// The number of PSNs of a packet: several candidates for a READ request with an unknown path MTU.
 #[derive(Clone, Copy)]
 pub(super) struct Span([u32; 5]);
 
-/// The path MTUs that were seen between two hosts, a bit for each code.
+/// The path MTUs between two hosts, one bit for each code.
 #[derive(Clone, Copy, Default)]
 pub(super) struct SeenMtus(u8);
 
 impl SeenMtus {
-    /// Takes note of the payload of a First or Middle.
+    /// Takes the payload length of a First or Middle packet.
     pub(super) fn learn(&mut self, payload_len: usize) {
         let mtu = u32::try_from(payload_len).ok().and_then(|bytes| PathMtu::try_from(bytes).ok());
         self.0 |= mtu.map_or(0, |mtu| 1 << mtu.code());
@@ -53,7 +52,7 @@ impl SeenMtus {
 }
 
 impl Span {
-    /// Every packet but a READ request.
+    /// Any packet except a READ request.
     pub(super) const ONE: Span = Span([1; 5]);
 
     /// A READ request for `bytes`.
@@ -67,12 +66,11 @@ impl Span {
     }
 }
 
-/// More holes than this are not kept; the oldest then count as missing for good.
+/// The most holes that are kept; PSNs of older holes remain missing.
 const MAX_HOLES: usize = 64;
 
 impl PsnTracker {
-    /// Takes note of a packet. `resync` if any later PSN is as good as the next one, as for the
-    /// first response to a READ.
+    /// Takes a packet. `resync`: any later PSN is as good as the next one, as for the first response to a READ.
     pub(super) fn observe(&mut self, psn: Psn, span: Span, resync: bool) {
         self.first_psn.get_or_insert(psn.value());
         let Some(last) = self.last else {
@@ -98,7 +96,7 @@ impl PsnTracker {
                 self.duplicates += 1;
             }
         } else if distance as u32 <= due && !last.span.0.contains(&(distance as u32)) {
-            // Inside the range of the READ before it: that READ, taken up again.
+            // Inside the range of the previous READ: that READ, resumed.
             self.duplicates += 1;
         } else {
             let skipped = (distance as u32).saturating_sub(due);
@@ -112,7 +110,7 @@ impl PsnTracker {
         }
     }
 
-    /// Counts PSNs that have not come, and makes room for their hole.
+    /// Counts missing PSNs, and makes room for their hole.
     fn miss(&mut self, count: u32) {
         self.missing += u64::from(count);
         if self.holes.len() == MAX_HOLES {
@@ -120,7 +118,7 @@ impl PsnTracker {
         }
     }
 
-    /// The lowest PSN that came and the newest.
+    /// The lowest and the newest PSN.
     pub(super) fn range(&self) -> Option<(u32, u32)> {
         self.first_psn.zip(self.last_psn)
     }
@@ -130,7 +128,7 @@ impl PsnTracker {
         self.last_psn = Some(psn.value());
     }
 
-    /// Takes what a packet takes up out of the hole that it begins in.
+    /// Removes the PSNs of a packet from the hole that it begins in.
     fn fill(&mut self, psn: Psn, span: Span) -> bool {
         let inside = |&(first, count): &(Psn, u32)| {
             let distance = psn.distance(first);
@@ -179,15 +177,15 @@ mod tests {
         assert_eq!((t.first_psn, t.last_psn), (Some(5), Some(9)));
     }
 
-    /// A capture that begins while packets are sent again has some of before it later.
+    /// In a capture that begins during a retransmission, some packets from before it arrive later.
     #[test]
-    fn what_is_from_before_the_first_is_no_duplicate() {
+    fn a_packet_from_before_the_first_is_no_duplicate() {
         let t = track(&[8, 9, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 0, 4, 2));
         assert_eq!((t.first_psn, t.last_psn), (Some(4), Some(10)));
         let t = track(&[1, 2, 0xff_fffe, 0, 1]);
         assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 1, 2, 1));
-        // In a long capture PSNs come round, and no old one is from before it.
+        // In a long capture PSNs wrap, so an old one is not from before the capture.
         let mut t = PsnTracker::default();
         for psn in [0, 0x60_0000, 0xa0_0000, 0x9f_ffff] {
             t.observe(Psn::new(psn), Span::ONE, true);

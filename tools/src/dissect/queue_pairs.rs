@@ -1,4 +1,4 @@
-//! The packets of the queue pairs that `--qp` names.
+//! The selection of packets by `--qp`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,19 +7,19 @@ use ferroce_wire::{Gid, Qpn};
 use super::cm::CmFields;
 use super::record::{IcrcVerdict, Record};
 
-/// The queue pairs that are named, and what the connection manager told of their peers so far.
+/// The named queue pairs, and their peers as far as the connection manager's messages show them.
 #[derive(Default)]
 pub(super) struct QueuePairs {
     named: Vec<u32>,
-    /// By the address of who asked and its communication ID: whom it asked, and for which queue pair.
+    /// By address and communication ID of the active end: the passive end's address, and the active end's queue pair.
     asked: HashMap<(Gid, u32), (Gid, u32)>,
-    /// Packets of peers of a named queue pair: source, destination, and the queue pair that they go to.
+    /// Packets of peers of a named queue pair: source, destination, and destination queue pair.
     flows: HashSet<(Gid, Gid, u32)>,
-    /// Connections of a named queue pair, by the address of an end and its communication ID.
+    /// Connections of a named queue pair, by address and communication ID of an end.
     connections: HashSet<(Gid, u32)>,
 }
 
-/// Connections that are kept; when there are more, all are forgotten.
+/// The most connections that are kept; above it, all are forgotten.
 const MOST: usize = 1 << 16;
 
 impl QueuePairs {
@@ -27,8 +27,8 @@ impl QueuePairs {
         QueuePairs { named: named.iter().map(|qpn| qpn.value()).collect(), ..QueuePairs::default() }
     }
 
-    /// Whether a packet is of a named queue pair: it goes to one, or comes from one as far as the DETH or the connection
-    /// manager tells. Takes note of the connection manager's messages.
+    /// Whether a packet belongs to a named queue pair: as its destination, or as its source according to the DETH or
+    /// the connection manager. Also takes the connection manager's messages.
     pub(super) fn select(&mut self, record: &Record) -> bool {
         if self.named.is_empty() {
             return true;
@@ -47,7 +47,7 @@ impl QueuePairs {
             || self.flows.contains(&(source, destination, to))
     }
 
-    /// Returns whether the message is about a connection of a named queue pair.
+    /// Whether the message concerns a connection of a named queue pair.
     fn learn(&mut self, source: Gid, destination: Gid, message: &CmFields) -> bool {
         if self.asked.len().max(self.flows.len()).max(self.connections.len()) >= MOST {
             *self = QueuePairs { named: std::mem::take(&mut self.named), ..QueuePairs::default() };

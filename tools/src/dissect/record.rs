@@ -1,4 +1,4 @@
-//! One packet, and its report as a line of text.
+//! One packet, and its text line.
 
 use std::fmt;
 
@@ -19,14 +19,14 @@ use crate::diagnosis::Cause;
 pub(super) enum IcrcVerdict {
     Ok,
     Bad,
-    /// The capture did not keep all bytes of the packet.
+    /// The capture does not have all bytes of the packet.
     Truncated,
-    /// The lengths in the packet contradict each other, so nobody knows where it is.
+    /// The lengths in the packet contradict each other, so the position of the ICRC is unknown.
     Unchecked,
 }
 
-/// All that is known of a packet, of which the capture may have a part: the parts of an
-/// [`OwnedPacket`](ferroce_wire::OwnedPacket) that are there.
+/// The known parts of a packet that may be truncated: the available parts of an
+/// [`OwnedPacket`](ferroce_wire::OwnedPacket).
 pub(super) struct Record {
     /// Number in the file, from 1.
     pub(super) frame: u64,
@@ -39,38 +39,38 @@ pub(super) struct Record {
     pub(super) ethernet: Option<(MacAddr, MacAddr)>,
     /// Outermost first.
     pub(super) vlans: Vec<VlanTag>,
-    /// What the packet travels in, outermost first.
+    /// The tunnels around the packet, outermost first.
     pub(super) tunnels: Vec<&'static str>,
     pub(super) network: Network,
     pub(super) udp_checksum: Option<u16>,
-    /// Its opcode may be none.
+    /// Its opcode may be unknown.
     pub(super) bth: Option<Bth>,
     pub(super) extensions: Extensions,
     pub(super) payload_len: Option<usize>,
     pub(super) cm: Option<CmFields>,
     pub(super) icrc: IcrcVerdict,
-    /// As a number of which the packet carries the least significant byte first.
+    /// As a number; on the wire, the least significant byte is first.
     pub(super) icrc_found: Option<u32>,
-    /// Only where it differs.
+    /// Only if it differs.
     pub(super) icrc_expected: Option<u32>,
     pub(super) cause: Option<&'static str>,
     pub(super) cause_text: Option<String>,
-    /// The packet before of the same flow, held to be corrupted, has this cause too.
+    /// The previous packet of the same flow, reported as corrupted, has this cause, too.
     pub(super) previous_cause: Option<&'static str>,
-    /// Whether the PSN can be believed although the ICRC is wrong.
+    /// Whether the PSN is credible although the ICRC is wrong.
     pub(super) systematic: bool,
-    /// Whether all that is wrong with it is an opcode that the standard does not have.
+    /// Whether an unknown opcode is its only fault.
     pub(super) unknown_opcode: bool,
-    /// Whether it has IPv4 options, with which nobody sends RoCE: what its ICRC would cover is not known.
+    /// Whether it has IPv4 options, which RoCE does not use: the coverage of its ICRC is unknown.
     pub(super) has_options: bool,
-    /// Whether it is the beginning of several packets in one frame, which the recorder cut.
+    /// Whether it is the beginning of several packets in one truncated frame.
     pub(super) is_joined: bool,
-    /// Why a packet is malformed.
+    /// The reason that the packet is malformed.
     pub(super) error: Option<String>,
 }
 
 impl Record {
-    /// A packet of which nothing behind the UDP header is known yet.
+    /// A packet whose contents after the UDP header are not known yet.
     pub(super) fn new(
         frame: u64,
         start: u64,
@@ -107,12 +107,12 @@ impl Record {
         }
     }
 
-    /// Whether it contradicts itself or the standard, whatever its ICRC.
+    /// Whether it contradicts itself or the standard, regardless of its ICRC.
     pub(super) fn is_malformed(&self) -> bool {
         self.error.is_some() && !self.unknown_opcode && !self.has_options
     }
 
-    /// Why the ICRC is wrong.
+    /// Sets the cause of the wrong ICRC.
     pub(super) fn set_cause(&mut self, cause: &Cause) {
         self.cause = Some(cause.slug());
         self.cause_text = Some(cause.to_string());
@@ -142,7 +142,7 @@ pub(super) fn granted(aeth: &Aeth) -> Option<u32> {
     }
 }
 
-/// How long an RNR NAK makes the requester wait, in microseconds.
+/// The wait that an RNR NAK requests, in microseconds.
 pub(super) fn rnr_timer_us(aeth: &Aeth) -> Option<u64> {
     match aeth.syndrome()? {
         Syndrome::RnrNak(timer) => Some(timer.duration().as_micros() as u64),
@@ -282,7 +282,7 @@ fn write_extensions(f: &mut fmt::Formatter<'_>, extensions: &Extensions) -> fmt:
     Ok(())
 }
 
-/// What a FLUSH is about, by name.
+/// The name of a FLUSH's scope.
 pub(super) fn selectivity(of: Selectivity) -> &'static str {
     match of {
         Selectivity::Range => "range",

@@ -1,32 +1,35 @@
-//! Datagrams that hold several RoCE packets, and how they are split, for `dissect` and `replay`.
+//! Datagrams that contain several RoCE packets, and how they are split, for `dissect` and `replay`.
 //!
-//! If a sender leaves segmentation to the kernel or to the card (UDP segmentation offload), a capture has the datagram
-//! before segmentation, with one header. A receiver's capture has the same if its kernel merges packets (UDP GRO).
+//! If a sender leaves segmentation to the kernel or to the network card (UDP segmentation offload), a capture has the
+//! datagram before segmentation, with one header. A receiver's capture has the same if its kernel merges packets (UDP
+//! GRO).
 
 use ferroce_wire::{Bth, Grh, ICRC_LEN, NetworkHeader, Opcode};
 use zerocopy::FromBytes;
 
 use super::layers::{Layers, Transport};
 
-/// What frames with several packets are, for people.
+/// The description of frames with several packets.
 pub(crate) const JOINED: &str = "recorded before they were cut apart: UDP segmentation offload";
 
 const UDP_HEADER: usize = 8;
 /// A BTH and the ICRC.
 pub(super) const SHORTEST: usize = Bth::LEN + ICRC_LEN;
-/// Lengths that are tried. A second packet shows by its BTH, so one or two are enough unless somebody made it up.
+/// The most lengths that are tried. A second packet is recognized by its BTH, so one or two suffice for any real
+/// datagram.
 const TRIES: usize = 64;
 
-/// The packets of a datagram that holds several, each from its network header on, as they are on the wire; none if it is
-/// one packet, or not whole.
+/// The packets of a datagram that contains several, each starting with its network header, as on the wire; empty if it
+/// is one packet, or truncated.
 #[derive(Default)]
 pub(crate) struct Segments(Vec<Vec<u8>>);
 
 impl Segments {
-    /// Cuts a datagram apart.
+    /// Splits a datagram.
     ///
-    /// All packets but the last one are of one length, and the kernel numbers them from the identification of the datagram
-    /// on. The length is the one at which the ICRC of the first packet is right and another BTH follows.
+    /// All packets except the last one have the same length, and the kernel numbers them starting with the
+    /// identification of the datagram. The length is the one at which the ICRC of the first packet is valid and another
+    /// BTH follows.
     pub(crate) fn of(layers: &Layers<'_>, transport: &Transport) -> Segments {
         Segments::cut(layers, transport).unwrap_or_default()
     }
@@ -36,7 +39,7 @@ impl Segments {
         self.0.is_empty()
     }
 
-    /// The packets of the frame that these were cut from, or it alone.
+    /// The packets of the frame that was split, or its only packet.
     pub(crate) fn packets<'a>(&'a self, whole: (Layers<'a>, Transport)) -> Vec<(Layers<'a>, Transport)> {
         match self.is_empty() {
             true => vec![whole],
@@ -78,7 +81,7 @@ impl Segments {
     }
 }
 
-/// Makes the headers of a datagram those of one of its packets, but for checksums, which nobody reads.
+/// Changes the headers of a datagram to those of one of its packets, except the checksums, which are not read.
 fn write_headers(packet: &mut [u8], headers: usize, is_ipv4: bool, index: u16) {
     let (length, udp) = (packet.len(), headers - UDP_HEADER);
     // Each value is less than the datagram's own, which fitted.

@@ -11,37 +11,37 @@ use super::record::{IcrcVerdict, Record, name};
 use super::segments::{JOINED, SHORTEST};
 use super::unopened::{Name, Unopened};
 
-/// Counts over a capture. Field names are stable: scripts read them.
+/// Counters of a capture. Field names are stable, since scripts read them.
 #[derive(Default, Serialize)]
 pub(super) struct Summary {
     /// All frames, RoCE or not.
     pub(super) frames: u64,
     pub(super) roce_packets: u64,
-    /// Frames that hold several packets, which are cut apart here.
+    /// Frames that contain several packets, which are split here.
     #[serde(skip_serializing_if = "is_zero")]
     pub(super) joined_frames: u64,
-    /// Frames that hold several packets and that the recorder cut. Each counts as one packet, with the payload and the headers
-    /// of all of them for its payload.
+    /// Truncated frames that contain several packets. Each counts as one packet, whose payload includes the headers and
+    /// payload of all.
     #[serde(skip_serializing_if = "is_zero")]
     joined_frames_cut: u64,
     pub(super) icrc_ok: u64,
     pub(super) icrc_bad: u64,
     pub(super) icrc_truncated: u64,
     pub(super) icrc_unchecked: u64,
-    /// Packets with an opcode that the standard does not have, and a right ICRC: a manufacturer's.
+    /// Packets with an unknown opcode and a valid ICRC: a manufacturer opcode.
     unknown_opcodes: u64,
-    /// Other packets with an `error`, whatever their ICRC.
+    /// Other packets with an `error`, regardless of their ICRC.
     malformed: u64,
-    /// Frames without a RoCE packet that is known, by what they are.
+    /// Frames without a known RoCE packet, by kind.
     #[serde(skip_serializing_if = "Unopened::is_empty")]
     unopened: Unopened,
-    /// Why an ICRC was not checked.
+    /// The reasons that ICRCs were not checked.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unchecked: BTreeMap<String, u64>,
     /// Of bad ICRCs, by name.
     causes: BTreeMap<&'static str, u64>,
     flows: Vec<FlowSummary>,
-    /// Packets of flows that are not listed, for there are too many.
+    /// Packets of flows beyond the limit.
     #[serde(skip_serializing_if = "is_zero")]
     unlisted_packets: u64,
     #[serde(skip)]
@@ -60,7 +60,7 @@ fn is_zero(count: &u64) -> bool {
 
 type FlowKey = (Gid, Gid, u32, Option<u32>);
 
-/// Packets from one address to one queue pair of another; with datagrams, also from one queue pair.
+/// Packets from one address to one queue pair of another; datagrams also by source queue pair.
 #[derive(Default, Serialize)]
 struct FlowSummary {
     source: String,
@@ -73,34 +73,34 @@ struct FlowSummary {
     icrc_bad: u64,
     congestion_experienced: u64,
     opcodes: BTreeMap<&'static str, u64>,
-    /// By kind, RNR NAKs too.
+    /// By kind, including RNR NAKs.
     naks: BTreeMap<&'static str, u64>,
     requests: PsnTracker,
     read_responses: PsnTracker,
-    /// Why the PSNs of datagrams tell nothing of gaps and duplicates.
+    /// The reason that the PSNs of datagrams do not show gaps and duplicates.
     #[serde(skip_serializing_if = "Option::is_none")]
     untold: Option<&'static str>,
     /// The newest datagram: its PSN and its ICRC.
     #[serde(skip)]
     newest: Option<(Psn, Option<u32>)>,
-    /// It has frames with nobody knows how many packets.
+    /// Whether it has frames with an unknown number of packets.
     #[serde(skip)]
     has_joined: bool,
     /// Whether the last request, and the last READ response, may be in such a frame.
     #[serde(skip)]
     is_behind_joined: [bool; 2],
-    /// Whether a packet of it has a right ICRC, or one with a cause that others have too.
+    /// Whether a packet of it has a valid ICRC, or a wrong one with a systematic cause.
     #[serde(skip)]
     is_credible: bool,
 }
 
-/// A datagram queue pair numbers what it sends to all its peers together.
+/// The PSNs of a datagram queue pair count its packets to all peers.
 const SHARED: &str = "its queue pair numbers datagrams to others with these";
 const UNNUMBERED: &str = "different datagrams have the same PSN";
 
-/// Flows that are listed: a small compressed file can have any number of them.
+/// The most flows that are listed: a small compressed file can have any number.
 const MAX_FLOWS: usize = 1 << 16;
-/// Reasons that are told apart.
+/// The most reasons that are counted separately.
 const MAX_REASONS: usize = 1 << 10;
 
 impl Summary {
@@ -130,14 +130,14 @@ impl Summary {
         self.count_in_flow(record);
     }
 
-    /// Counts a frame that was not looked into.
+    /// Counts a frame that was not decoded.
     pub(super) fn count_unopened(&mut self, name: Name) {
         self.unopened.count(name);
     }
 
-    /// A packet held to be corrupted turned out to have this cause.
+    /// Changes the cause of a packet that was counted as corrupted.
     fn reassign(&mut self, cause: &'static str) {
-        // It is not counted if --qp leaves it out.
+        // With --qp, the packet may not have been counted.
         let Some(count) = self.causes.get_mut("corrupted") else { return };
         *count -= 1;
         if *count == 0 {
@@ -179,7 +179,7 @@ impl Summary {
         let hosts = if source.0 <= destination.0 { (source, destination) } else { (destination, source) };
         let opcode = Opcode::from_byte(bth.opcode_byte());
         let (Some(opcode), Some(payload_len)) = (opcode, record.payload_len) else {
-            // Whatever an opcode is that the standard does not have, the packet has a PSN.
+            // A packet with an unknown opcode still has a PSN.
             if record.unknown_opcode {
                 match self.flow(key) {
                     Some(flow) => self.flows[flow].count_unknown(bth),
@@ -205,7 +205,7 @@ impl Summary {
 }
 
 impl FlowSummary {
-    /// Counts a packet with an opcode that the standard does not have.
+    /// Counts a packet with an unknown opcode.
     fn count_unknown(&mut self, bth: &Bth) {
         self.packets += 1;
         self.is_credible = true;
@@ -224,16 +224,16 @@ impl FlowSummary {
         }
     }
 
-    /// Whether it may be a flow only because a packet was damaged or is no RoCE.
+    /// Whether the flow may exist only because a packet was damaged or is not RoCE.
     fn is_stray(&self) -> bool {
         self.packets == 1 && !self.is_credible
     }
 
-    /// Takes note of its PSN.
+    /// Takes a packet's PSN.
     fn follow(&mut self, record: &Record, opcode: Opcode, psn: Psn, mtus: SeenMtus) {
         self.is_credible = true;
         self.has_joined |= record.is_joined;
-        // What must be full, and fits, is one packet.
+        // A packet that must be full, and has a valid length, is a single one.
         let is_open = record.icrc == IcrcVerdict::Truncated && opcode.payload() != PayloadRule::Full;
         let may_be_joined = self.has_joined && is_open && record.payload_len >= Some(SHORTEST);
         let [behind_requests, behind_responses] = self.is_behind_joined;
@@ -254,7 +254,7 @@ impl FlowSummary {
             self.is_behind_joined[0] = may_be_joined;
         }
         if record.is_joined {
-            // What else is in the frame may be of any kind.
+            // The rest of the frame may contain any kind.
             self.is_behind_joined = [true; 2];
         }
     }

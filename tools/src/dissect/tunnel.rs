@@ -1,29 +1,29 @@
-//! Packets inside tunnels: which tunnels are opened, and which are only named.
+//! Packets in tunnels: which tunnels are decoded, and which are only named.
 
 use super::layers::{IPV4, IPV6};
 use super::unopened::Name;
 
-/// What a packet that is not RoCE has in it.
+/// The contents of a packet that is not RoCE.
 pub(super) enum Inside<'a> {
-    /// A frame, and what it travels in.
+    /// A frame, and its tunnel.
     Ethernet(&'static str, &'a [u8]),
-    /// A packet with its EtherType.
+    /// A packet, with its tunnel and EtherType.
     Network(&'static str, u16, &'a [u8]),
-    /// Something that is not opened.
+    /// Contents that are not decoded.
     Closed(Name),
 }
 
 const MPLS: [u16; 2] = [0x8847, 0x8848];
-/// An Ethernet frame, as GRE and Geneve name it.
+/// The type of an Ethernet frame in GRE and Geneve.
 const BRIDGED: u16 = 0x6558;
-/// Longest stack of MPLS labels.
+/// The most MPLS labels.
 const LABELS: usize = 16;
 
 const UDP: u8 = 17;
-/// The port that is assigned to it, and the one that Linux takes by itself.
+/// The assigned port, and Linux' default port.
 const VXLAN_PORTS: [u16; 2] = [4789, 8472];
 const GENEVE_PORT: u16 = 6081;
-/// Ports of what packets may travel in, and is not opened.
+/// UDP ports of encapsulations that are not decoded.
 const NAMES: [(u16, &str); 7] = [
     (1701, "L2TP"),
     (2152, "GTP-U"),
@@ -34,7 +34,7 @@ const NAMES: [(u16, &str); 7] = [
     (51820, "WireGuard"),
 ];
 
-/// What is in a packet of this EtherType; `None` if it is cut off before it shows.
+/// The contents of a packet with this EtherType; `None` if it is truncated before that is visible.
 pub(super) fn inside(ethertype: u16, packet: &[u8]) -> Option<Inside<'_>> {
     match ethertype {
         IPV4 => {
@@ -48,7 +48,7 @@ pub(super) fn inside(ethertype: u16, packet: &[u8]) -> Option<Inside<'_>> {
         }
         IPV6 => {
             let (next, payload) = (packet.first_chunk::<40>()?[6], &packet[40..]);
-            // Reports of multicast listeners have options in front: no RoCE packet is behind them.
+            // Reports of multicast listeners have options in front; no RoCE packet has.
             let is_options = [0, 43, 60].contains(&next) && payload.first() == Some(&58);
             if is_options { closed("ICMPv6") } else { in_ip(next, payload) }
         }
@@ -89,7 +89,7 @@ fn in_udp(datagram: &[u8]) -> Option<Inside<'_>> {
     let port = u16::from_be_bytes([*datagram.get(2)?, *datagram.get(3)?]);
     let payload = datagram.get(8..)?;
     match port {
-        // The flag says that there is a network identifier, and so a frame.
+        // The flag marks a network identifier, and so a frame.
         port if VXLAN_PORTS.contains(&port) => match payload.first()? & 0x08 {
             0 => closed("VXLAN without a network identifier"),
             _ => Some(Inside::Ethernet("VXLAN", payload.get(8..)?)),
@@ -115,7 +115,7 @@ fn in_gre(packet: &[u8]) -> Option<Inside<'_>> {
     let has = |bit: u8| usize::from(flags & bit != 0);
     let payload = packet.get(4 + 4 * (has(0x80) + has(0x20) + has(0x10))..)?;
     match u16::from_be_bytes(kind) {
-        // ERSPAN has a header of its own if the packets are numbered.
+        // With sequence numbers, ERSPAN has its own header.
         0x88be => Some(Inside::Ethernet("ERSPAN", payload.get(8 * has(0x10)..)?)),
         0x22eb => closed("ERSPAN III"),
         kind => of_kind("GRE", kind, payload),
@@ -131,7 +131,7 @@ fn of_kind<'a>(name: &'static str, kind: u16, payload: &'a [u8]) -> Option<Insid
     }
 }
 
-/// Labels do not say what is behind them: an IP packet, or a frame, with a control word before it or not.
+/// Labels do not identify the contents: an IP packet, or a frame, with or without a control word before it.
 fn in_mpls(packet: &[u8]) -> Option<Inside<'_>> {
     let (labels, _) = packet.as_chunks::<4>();
     let last = labels.iter().take(LABELS).position(|label| label[2] & 1 != 0);
@@ -153,7 +153,7 @@ fn in_mpls(packet: &[u8]) -> Option<Inside<'_>> {
     }
 }
 
-/// Whether the checksum of an IPv4 header is right, as a MAC address never makes it but by chance.
+/// Whether the checksum of an IPv4 header is valid; for a MAC address that would be a coincidence.
 fn is_ipv4(packet: &[u8]) -> bool {
     let header = packet.first().and_then(|first| packet.get(..usize::from(first & 0x0f) * 4));
     let Some((words, _)) = header.map(<[u8]>::as_chunks::<2>).filter(|(words, _)| words.len() >= 10) else {
@@ -163,17 +163,17 @@ fn is_ipv4(packet: &[u8]) -> bool {
     (sum & 0xffff) + (sum >> 16) == 0xffff
 }
 
-/// Whether an IPv6 header has a length that fits; where a frame has its EtherType, it must fit to the byte.
+/// Whether the length of an IPv6 header is valid; if the bytes could also be a frame, it must be exact.
 fn is_ipv6(packet: &[u8]) -> bool {
     let Some([high, low]) = packet.get(4..6) else { return false };
     let length = 40 + usize::from(u16::from_be_bytes([*high, *low]));
     length == packet.len() || length <= packet.len() + MOST_CUT && !is_frame(packet)
 }
 
-/// What a recorder may have cut off a packet that is believed.
+/// The most truncated bytes of a packet that is accepted.
 const MOST_CUT: usize = 9216;
 
-/// Whether an EtherType that is known stands where a frame would have it.
+/// Whether a known EtherType is at the position that a frame has it.
 fn is_frame(bytes: &[u8]) -> bool {
     let kind = bytes.get(12..14).map(|kind| u16::from_be_bytes([kind[0], kind[1]]));
     kind.is_some_and(|kind| {

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// What such a frame is.
+/// The kind of such a frame.
 pub(crate) type Name = Cow<'static, str>;
 
-/// How many frames were not opened, by name.
+/// The number of frames that were not decoded, by name.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(transparent)]
 pub(crate) struct Unopened(BTreeMap<Name, u64>);
 
-/// Names that people are shown.
+/// The most names that are shown.
 const SHOWN: usize = 8;
 
 impl Unopened {
@@ -25,7 +25,7 @@ impl Unopened {
         self.0.is_empty()
     }
 
-    /// For people: names and numbers, the most frequent first, and what they are not shown as one.
+    /// Names and counts to show, the most frequent first, and the sum of the others.
     pub(crate) fn most(&self) -> Vec<(Name, u64)> {
         let mut all: Vec<(Name, u64)> = self.0.iter().map(|(name, count)| (name.clone(), *count)).collect();
         all.sort_by_key(|(_, count)| std::cmp::Reverse(*count));

@@ -1,4 +1,4 @@
-//! The check of a peer that does not run `ferroce doctor`, by the answers of its connection manager and of ICMP.
+//! The check of a peer that does not run `ferroce doctor`, by the answers of its connection manager and by ICMP.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use super::{echo, local};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
-/// Every check that needs no doctor at the other end.
+/// All checks that need no doctor at the other end.
 pub(super) fn checks(
     driver: Box<dyn PacketDriver>,
     own: (IpAddr, PKey),
@@ -48,7 +48,7 @@ pub(super) fn checks(
 const UDP: &str = "UDP 4791";
 const ICRC: &str = "ICRC";
 
-/// An answer has come that the engine does not take.
+/// For an answer that the engine drops.
 fn not_taken(answer: &CmAnswer, (_, pkey): (IpAddr, PKey), peer: IpAddr) -> [Check; 2] {
     if let Some(wrong) = &answer.wrong {
         return [
@@ -76,7 +76,7 @@ fn not_taken(answer: &CmAnswer, (_, pkey): (IpAddr, PKey), peer: IpAddr) -> [Che
     [failed, Check::ok(ICRC, "right in its answer")]
 }
 
-/// No answer has come.
+/// For a missing answer.
 fn silence((source, pkey): (IpAddr, PKey), peer: IpAddr, tcp_passes: bool, icmp_passes: bool) -> [Check; 2] {
     let passing = match (tcp_passes, icmp_passes) {
         (true, true) => Some("TCP and ICMP pass"),
@@ -101,7 +101,7 @@ fn silence((source, pkey): (IpAddr, PKey), peer: IpAddr, tcp_passes: bool, icmp_
     ]
 }
 
-/// What the answer came with.
+/// DSCP, ECN and hop limit of the answer.
 fn marks(answer: Option<&CmAnswer>) -> Check {
     const NAME: &str = "DSCP and ECN";
     let Some(CmAnswer { traffic_class, hop_limit, .. }) = answer else {
@@ -118,7 +118,7 @@ fn marks(answer: Option<&CmAnswer>) -> Check {
     )
 }
 
-/// What to look at when nothing of RoCE comes back, the likeliest first.
+/// The possible causes if no RoCE packet comes back, the most likely one first.
 fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: bool) -> String {
     let nat = "a NAT on the path makes the ICRC wrong, which covers addresses and ports: exclude UDP port 4791 from \
         it (`nft \
@@ -134,9 +134,9 @@ fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: boo
     );
     let host = format!("is {peer} up, and is there a route to it (`ip route get {peer}`)?");
     let causes = match (others_pass, kernel_answers) {
-        // The kernel there has no socket for it, and neither AF_XDP nor a card needs one.
+        // The kernel there has no socket on the port; AF_XDP and RNICs need none.
         (_, true) => [device.as_str(), firewall.as_str(), partition.as_str(), nat].to_vec(),
-        // What else passes shows that host and route are well.
+        // Other traffic passes, so host and route work.
         (true, false) => [firewall.as_str(), device.as_str(), partition.as_str(), nat].to_vec(),
         (false, false) => {
             [host.as_str(), firewall.as_str(), device.as_str(), partition.as_str(), nat].to_vec()

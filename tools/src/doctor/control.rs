@@ -1,9 +1,9 @@
 //! The TCP connection of the check: eight bytes of each end with the name and version of the protocol, then
 //! [messages](DoctorMessage).
 //!
-//! The connection has to work on paths that drop large packets, because these are what the check is to find. So a
-//! message is sent in pieces of 200 bytes, each of which waits for one byte of the other end: TCP never has enough data
-//! at once for a large segment.
+//! The connection has to work on paths that drop large packets, since the check is to find these. So a message is sent
+//! in pieces of 200 bytes, each of which the other end answers with one byte: TCP never has enough data for a large
+//! segment.
 
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, TcpStream};
@@ -17,14 +17,14 @@ use crate::tcp::{Greeting, check_greeting, read_exact};
 
 /// The protocol and its version.
 const PREAMBLE: &Greeting = b"frcdoct\x02";
-/// Fits the smallest path MTU there is.
+/// Fits into the smallest path MTU.
 const PIECE: usize = 200;
-/// The receiver of a piece says so.
+/// The receiver's answer to a piece.
 const GO_ON: u8 = b'+';
 
-/// Characters of a message that is out of place.
+/// The most characters of an unexpected message that are shown.
 const SHOWN: usize = 80;
-/// How often interrupts are looked for, and packets taken meanwhile: a port holds what comes in that time.
+/// The interval for checking interrupts and receiving packets: the port buffers packets for this long.
 const TICK: Duration = Duration::from_millis(10);
 
 pub(super) struct DoctorControl {
@@ -34,24 +34,24 @@ pub(super) struct DoctorControl {
     deadline: Instant,
 }
 
-/// How long the other end may take.
+/// Time limits for the other end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// For one answer.
     pub(super) answer: Duration,
-    /// For all of it.
+    /// For the whole check.
     pub(super) whole: Duration,
 }
 
 impl DoctorControl {
-    /// Greets the other end.
+    /// Exchanges greetings with the other end.
     pub(super) fn new(
         mut stream: TcpStream,
         limits: Limits,
         interrupt: &Interrupt,
     ) -> Result<DoctorControl, Failure> {
         stream.set_nodelay(true).or_fail(|| "control connection".into())?;
-        // So little is under way at a time that it never waits.
+        // So little data is in flight that a write does not block.
         stream.set_write_timeout(Some(limits.answer)).or_fail(|| "control connection".into())?;
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
         let mut control = DoctorControl {
@@ -66,13 +66,13 @@ impl DoctorControl {
         Ok(control)
     }
 
-    /// Begins the time anew, with other limits.
+    /// Restarts the time, with other limits.
     pub(super) fn limit(&mut self, limits: Limits) {
         self.limits = limits;
         self.deadline = Instant::now() + limits.whole;
     }
 
-    /// The address at the other end.
+    /// The address of the other end.
     pub(super) fn peer(&self) -> Result<IpAddr, Failure> {
         let peer = self.stream.peer_addr().or_fail(|| "the other end's address".into())?;
         Ok(peer.ip().to_canonical())
@@ -91,7 +91,7 @@ impl DoctorControl {
         Ok(())
     }
 
-    /// The next message; `None` once the other end has hung up between two.
+    /// The next message; `None` if the other end has closed the connection between two messages.
     pub(super) fn receive(&mut self) -> Result<Option<DoctorMessage>, Failure> {
         self.receive_while(|| Ok(()))
     }
@@ -118,8 +118,8 @@ impl DoctorControl {
         }
     }
 
-    /// Waits for the next message; only a peek tells an end between two from one within. Without either
-    /// in time, the read that follows says so.
+    /// Waits for the next message. A peek distinguishes a connection that was closed between two messages from one
+    /// closed within a message. After a timeout, the following read reports it.
     fn has_more(&mut self, mut meanwhile: impl FnMut() -> Result<(), Failure>) -> Result<bool, Failure> {
         self.stream.set_read_timeout(Some(TICK)).or_fail(|| "control connection".into())?;
         let deadline = Instant::now() + self.patience()?;
@@ -142,7 +142,7 @@ impl DoctorControl {
         read_exact(&mut self.stream, buffer, patience, &self.interrupt)
     }
 
-    /// For what comes next.
+    /// The time limit for the next read.
     fn patience(&self) -> Result<Duration, Failure> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -151,12 +151,12 @@ impl DoctorControl {
         Ok(left.min(self.limits.answer))
     }
 
-    /// Sends a message and takes the answer.
+    /// Sends a message and returns the answer.
     pub(super) fn ask(&mut self, message: &DoctorMessage) -> Result<DoctorMessage, Failure> {
         self.ask_while(message, || Ok(()))
     }
 
-    /// As [`ask`](DoctorControl::ask), and does `meanwhile` again and again until the answer comes.
+    /// As [`ask`](DoctorControl::ask), and calls `meanwhile` repeatedly until the answer arrives.
     pub(super) fn ask_while(
         &mut self,
         message: &DoctorMessage,
@@ -168,7 +168,7 @@ impl DoctorControl {
     }
 }
 
-/// What came in place of an answer.
+/// The failure for a message in place of an answer.
 pub(super) fn unexpected(message: &DoctorMessage) -> Failure {
     let said: String = format!("{message:?}").chars().take(SHOWN).collect();
     Failure::run(format!("the other end sent {said}, which was not expected"))

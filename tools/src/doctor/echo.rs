@@ -1,4 +1,4 @@
-//! Which path MTUs pass, by ICMP echo requests, which any peer answers.
+//! The path MTUs that pass, by ICMP echo requests, which a peer answers without a doctor.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use crate::failure::Failure;
 
 const PATIENCE: Duration = Duration::from_millis(800);
 
-/// Which path MTUs echo requests as long as their packets pass for; and whether any pass.
+/// Checks the path MTUs with echo requests of the length of their packets; also returns whether any request was
+/// answered.
 pub(super) fn check(
     own: &Capabilities,
     peer: IpAddr,
@@ -78,7 +79,7 @@ fn path_mtu_check(
     }
 }
 
-/// The largest path MTU up to `wanted` that passes; or why none could be asked for.
+/// The largest path MTU up to `wanted` that passes, or the reason that no request was possible.
 fn largest_echo(
     own: &Capabilities,
     peer: IpAddr,
@@ -90,7 +91,7 @@ fn largest_echo(
     let socket = |error| format!("sending an echo request failed: {error}");
     let mut pinger = Pinger::new(peer, scope).map_err(socket)?;
     let mut ask = |length| -> Result<bool, String> {
-        // Twice, for one may be lost.
+        // Twice, since one may be lost.
         for _ in 0..2 {
             interrupt.check().map_err(|interrupted| interrupted.to_string())?;
             if pinger.ask(length, PATIENCE).map_err(socket)? == Echo::Answered {

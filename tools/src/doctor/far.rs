@@ -1,11 +1,11 @@
 //! The far end of a check.
 //!
-//! A check has at most twelve rounds. Each new connection is greeted by a thread of its own; one that sends nothing is
-//! closed.
+//! A check has at most twelve rounds. Each new connection is handled by its own thread until it has sent its greeting;
+//! one that sends nothing is closed.
 //!
-//! The far end sends probes only to an address that has shown that it receives them: the address from which the control
-//! connection comes, or, since the RoCE network may be another one, the address that has reported the random token of
-//! one small packet.
+//! The far end sends probes only to an address that is known to receive them: the source address of the control
+//! connection, or, since the RoCE network may be another one, the address that has reported the random token of one
+//! small packet.
 
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
 use std::sync::mpsc::{self, Sender};
@@ -24,18 +24,18 @@ use crate::failure::Failure;
 use crate::serving::until_signal;
 use crate::tcp::Listener;
 
-/// For whoever has not said yet what is to be checked.
+/// For a client that has not yet requested a check.
 const TO_GREET: Limits = Limits { answer: Duration::from_secs(3), whole: Duration::from_secs(3) };
-/// For a check; whoever waits behind it has more patience.
+/// For a check; clients that wait for it have a longer limit.
 pub(super) const TO_CHECK: Limits =
     Limits { answer: Duration::from_secs(10), whole: Duration::from_secs(20) };
-/// Connections that have not said it yet. One more, and the oldest goes.
+/// The most connections without a request. A further one replaces the oldest.
 const MAX_VISITORS: usize = 64;
-/// Rounds of probes of a check, there and back: on a way that loses packets each is repeated.
+/// The most rounds of probes of a check, in both directions: on a path that loses packets each round is repeated.
 pub(super) const MAX_ROUNDS: u32 = 12;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Serves one client after the other, until it is interrupted; or just one.
+/// Serves one client after the other until it is interrupted, or only one client.
 pub(super) fn serve(
     mut port: ProbePort,
     listener: &Listener,
@@ -46,7 +46,7 @@ pub(super) fn serve(
     let (told, greeted) = mpsc::channel();
     let mut door = Door { visitors: Vec::new(), next: 0, told, interrupt };
     loop {
-        // While nobody is checked, a signal is how it is meant to end.
+        // Outside a check, a signal is the normal end.
         if until_signal(interrupt.check())?.is_none() {
             return Ok(());
         }
@@ -68,11 +68,11 @@ pub(super) fn serve(
     }
 }
 
-/// Who is being greeted, each by a thread: whoever says nothing keeps nobody else waiting.
+/// Connections that have not sent their greeting, each with a thread, so that a silent client delays no other.
 struct Door<'a> {
-    /// The oldest first.
+    /// Oldest first.
     visitors: Vec<AcceptedConnection>,
-    /// The number of the next one.
+    /// The number of the next connection.
     next: u64,
     told: Sender<(u64, Result<Asker, Failure>)>,
     interrupt: &'a Interrupt,
@@ -83,7 +83,7 @@ struct AcceptedConnection {
     stream: TcpStream,
 }
 
-/// One that has said what is to be checked.
+/// A client that has requested a check.
 struct Asker {
     control: DoctorControl,
     hello: Hello,
@@ -93,7 +93,7 @@ impl Door<'_> {
     fn let_in(&mut self, stream: TcpStream) {
         if self.visitors.len() == MAX_VISITORS {
             let AcceptedConnection { stream, .. } = self.visitors.remove(0);
-            // Its thread sees the end of it.
+            // Its thread notices the shutdown.
             let _ = stream.shutdown(Shutdown::Both);
         }
         let number = self.next;
@@ -104,7 +104,7 @@ impl Door<'_> {
         self.visitors.push(AcceptedConnection { number, stream: second });
         let (told, interrupt) = (self.told.clone(), self.interrupt.clone());
         thread::spawn(move || {
-            // Nobody listens any more if the server has ended.
+            // The receiver is gone if the server has ended.
             let _ = told.send((number, greet(stream, &interrupt)));
         });
     }
@@ -122,9 +122,9 @@ fn greet(stream: TcpStream, interrupt: &Interrupt) -> Result<Asker, Failure> {
     Err(failure)
 }
 
-/// Says why there is no check, or no more of it.
+/// Sends the reason that there is no check, or that it ends early.
 fn tell(control: &mut DoctorControl, failure: &Failure) {
-    // It may be gone.
+    // The client may be gone.
     let _ = control.send(&DoctorMessage::Failed(failure.to_string()));
 }
 
@@ -166,7 +166,7 @@ fn answer(port: &mut ProbePort, guest: &mut Asker, interrupt: &Interrupt) -> Res
     Ok(())
 }
 
-/// Whoever asks says where it is. Probes go from an address of this end to one host.
+/// Checks the addresses that the client names. Probes go from an address of this end to one host.
 fn check_addresses(own: &Hello, to: IpAddr) -> Result<(), Failure> {
     let Hello { address, interface, .. } = own;
     if !own.addresses.contains(address) {
@@ -181,8 +181,9 @@ fn check_addresses(own: &Hello, to: IpAddr) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One whose control connection comes from elsewhere than it says may want packets sent to somebody else. So
-/// it gets one small probe, with a token that it must tell. Fails within if it does not.
+/// If the control connection comes from another address than the client names, the packets could hit a third party. So
+/// the named address gets one small probe, whose token the client must report. The inner result is an error if it does
+/// not.
 fn challenge(
     port: &mut ProbePort,
     control: &mut DoctorControl,
@@ -206,11 +207,11 @@ fn challenge(
 }
 
 fn random() -> Result<u64, Failure> {
-    // No file: a container may have none.
+    // Not read from a file, which may be missing in a container.
     OsRng.try_next_u64().map_err(|error| Failure::run(format!("reading a random number: {error}")))
 }
 
-/// Looks out for probes until the client has sent them all.
+/// Receives probes until the client has sent them all.
 fn expect(
     port: &mut ProbePort,
     control: &mut DoctorControl,

@@ -13,29 +13,29 @@ use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::stat::title;
 
-/// Between the two looks at what it counts.
+/// Time between the two reads.
 const LOOK: Duration = Duration::from_secs(1);
-/// Contexts that are examined, and peers of one that are named.
+/// The most contexts that are examined, and peers of one that are listed.
 const MAX_CONTEXTS: usize = 16;
 const MAX_NAMED: usize = 8;
 
-/// A context, as it was at two times.
+/// A context's metrics at two times.
 pub(super) struct LiveContext {
     before: Metrics,
     now: Metrics,
 }
 
-/// What a counter says.
+/// A counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
-    /// Since the context was opened.
+    /// The value since the context was opened.
     pub(super) total: u64,
-    /// Between the two times.
+    /// The increase between the two reads.
     pub(super) lately: u64,
 }
 
 impl LiveContext {
-    /// Looks at contexts once more, a second after `before`; and says which are left out.
+    /// Reads contexts again, a second after `before`. Also returns notes about those that were left out.
     pub(super) fn watch(
         before: &[Metrics],
         interrupt: &Interrupt,
@@ -73,7 +73,7 @@ impl LiveContext {
         let value = |metrics: &Metrics| {
             let found = metrics.iter().find(|metric| metric.name == name);
             let samples = found.into_iter().flat_map(|metric| &metric.samples);
-            // The text is somebody else's.
+            // The metrics of another process may overflow.
             samples.fold(0, |sum: u64, sample| sum.saturating_add(sample.value))
         };
         let total = value(&self.now);
@@ -87,7 +87,7 @@ impl LiveContext {
         PathMtu::ALL.into_iter().find(|path_mtu| path_mtu.bytes() == largest)
     }
 
-    /// What it tells of itself, and of its way to `peer`.
+    /// The checks from its own metrics, and about its path to `peer`.
     pub(super) fn checks(&self, peer: Option<IpAddr>) -> Vec<Check> {
         let mut checks = vec![self.context()];
         checks.extend(peer.map(|peer| self.peer(peer)));
@@ -96,7 +96,7 @@ impl LiveContext {
         checks
     }
 
-    /// Before what is said of it, for there may be several.
+    /// Prefixes a text with the context's name, since there may be several.
     pub(super) fn named(&self, said: &str) -> String {
         format!("{}: {said}", title(&self.now))
     }
@@ -143,7 +143,7 @@ impl LiveContext {
         Check::ok(NAME, seen)
     }
 
-    /// Queue pairs that are connected to `peer`.
+    /// The number of queue pairs that are connected to `peer`.
     fn queue_pairs_to(&self, peer: IpAddr) -> Option<u64> {
         let gid = Gid::from(peer).to_string();
         gauge(&self.now, "peer_qps").find(|(label, _)| *label == gid).map(|(_, qps)| qps)
@@ -166,7 +166,7 @@ impl LiveContext {
         }
     }
 
-    /// Whether packets come and go.
+    /// Whether packets are sent and received.
     fn traffic(&self) -> Check {
         const NAME: &str = "UDP 4791";
         let (sent, received) = (self.count(Counter::SentPkts.name()), self.count(Counter::RcvdPkts.name()));
@@ -180,7 +180,7 @@ impl LiveContext {
                 self.named("the card counts its packets itself (`ethtool -S`)"),
             );
         }
-        // The text is somebody else's.
+        // The metrics of another process may overflow.
         let lately = sent.lately.saturating_add(received.lately);
         let [tx, rx] = ["tx_by_memory", "rx_by_memory"].map(|name| self.count(name));
         let by_memory = tx.lately.saturating_add(rx.lately);
@@ -191,7 +191,7 @@ impl LiveContext {
         if by_memory > 0 && by_memory >= lately {
             return Check::not_checked(NAME, seen);
         }
-        // It sends, and again, and hears nothing.
+        // It retransmits and receives nothing.
         let is_deaf = sent.lately > 0
             && received.lately == 0
             && [Counter::RetransmittedPkts, Counter::LocalAckTimeoutErr]
@@ -229,7 +229,7 @@ pub(super) mod tests {
     use super::super::report::CheckVerdict;
     use super::*;
 
-    /// A context with these counters, as it was and as it is.
+    /// A context with these counters, at both times.
     pub(in super::super) fn context(counters: &[(&str, u64, u64)], gauges: &str) -> LiveContext {
         let text = |value: fn(&(&str, u64, u64)) -> u64| {
             let labels = "device=\"eth0\",driver=\"udp\",pid=\"7\"";

@@ -1,4 +1,4 @@
-//! What is known without a packet: interface, GID, route.
+//! Checks without a packet: interface, GID, route.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use super::report::Check;
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
-/// The interface by which the kernel would reach a peer.
+/// The interface of the kernel's route to a peer.
 pub(super) fn device_towards(peer: IpAddr) -> Result<DeviceSpec, Failure> {
     let none = || Failure::usage(format!("the kernel has no route to {peer}; name the interface: -d eth0"));
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-    // Connecting sends nothing; it only asks for the way.
+    // Connecting a UDP socket sends nothing; it only looks up the route.
     let socket = UdpSocket::bind((any, 0)).map_err(|_| none())?;
     socket.connect((peer, ferroce::wire::ROCE_V2_PORT)).map_err(|_| none())?;
     let own = socket.local_addr().map_err(|_| none())?.ip();
@@ -33,7 +33,7 @@ pub(super) fn device_towards(peer: IpAddr) -> Result<DeviceSpec, Failure> {
     }
 }
 
-/// The GID to send from: that of the index, or the first of the peer's kind.
+/// The source GID: that of the index, or the first one of the peer's IP version.
 pub(super) fn gid(
     capabilities: &Capabilities,
     wanted: Option<usize>,
@@ -48,7 +48,7 @@ pub(super) fn gid(
     let version = if peer.is_ipv4() { "IPv4" } else { "IPv6" };
     let take = match suitable {
         Some(index) => format!("`-x {index}`"),
-        // A socket has one address.
+        // A socket is bound to one address.
         None if capabilities.driver == "udp" => {
             format!(
                 "`-d udp:ADDRESS` with an {version} address of this host; `ip addr add ADDRESS/PREFIX dev {}` gives it one",
@@ -155,7 +155,7 @@ fn route_check(
         None => "on the link".to_owned(),
     };
     if let Some(other) = route.source.filter(|other| *other != source) {
-        // A socket has one address.
+        // A socket is bound to one address.
         let way_of_other = match addresses.contains(&other) {
             true => format!("-x with the index of {other}"),
             false => format!("-d udp:{other}"),
@@ -171,7 +171,7 @@ fn route_check(
 
 const NEXT_HOP: &str = "next hop";
 
-/// Whether somebody answers for the next hop.
+/// Whether the next hop answers.
 pub(super) fn neighbour_check(resolved: Result<[u8; 6], Error>, peer: IpAddr) -> Check {
     match resolved {
         Ok(mac) => Check::ok(NEXT_HOP, ferroce::MacAddr(mac).to_string()),
@@ -186,10 +186,10 @@ pub(super) fn neighbour_check(resolved: Result<[u8; 6], Error>, peer: IpAddr) ->
     }
 }
 
-/// How long the kernel looks for a next hop: three times, a second apart.
+/// The time for the kernel to resolve a next hop: three attempts, a second apart.
 const KERNEL_LOOKS: Duration = Duration::from_millis(3500);
 
-/// What the kernel knows of the next hop, once it has done looking for it; something must have been sent there.
+/// The kernel's neighbour entry of the next hop, once resolution has finished; a packet must have been sent there.
 pub(super) fn next_hop(interface: &str, peer: IpAddr, interrupt: &Interrupt) -> Result<Check, Failure> {
     let until = Instant::now() + KERNEL_LOOKS;
     let known = Netlink::open().and_then(|netlink| {
@@ -217,16 +217,16 @@ pub(super) fn next_hop(interface: &str, peer: IpAddr, interrupt: &Interrupt) -> 
             neighbour_check(Err(failed), peer)
         }
         Ok(Some(_)) => Check::not_checked(NEXT_HOP, "the kernel has not resolved it"),
-        // The route is checked by itself.
+        // The route has its own check.
         Err(error) => Check::not_checked(NEXT_HOP, error.to_string()),
     })
 }
 
-/// What lets packets out that this host's own packet filter holds back.
+/// The remedy if this host's own packet filter drops packets.
 pub(super) const OWN_FILTER: &str = "the packet filter of this host: exclude UDP port 4791 from the rule that drops \
     it (`iptables -S OUTPUT`, or a \
                                      chain of output in `nft list ruleset`)";
-/// What becomes of a rule that drops: one that accepts, in another table, does not override it.
+/// The remedy for a rule that drops; a rule in another table that accepts does not override it.
 pub(super) const LET_THROUGH: &str = "`nft list ruleset` and `iptables -S` show the rule that drops; exclude UDP port \
     4791 from it, or insert `udp dport 4791 accept` above it in the same chain";
 
@@ -237,22 +237,23 @@ fn plain_socket(source: IpAddr, peer: IpAddr) -> Option<UdpSocket> {
     Some(socket)
 }
 
-/// Why the packet filter here lets no UDP packet to port 4791 out, if it does not.
+/// The reason that the local packet filter drops UDP packets to port 4791, if it does.
 pub(super) fn refused_here(source: IpAddr, peer: IpAddr) -> Option<String> {
     let error = plain_socket(source, peer)?.send(&[0]).err()?;
-    // Others tell of the way, which is checked by itself.
+    // Other errors concern the route, which has its own check.
     let is_filter = error.kind() == std::io::ErrorKind::PermissionDenied;
     is_filter.then(|| format!("this host refuses to send them: {error}"))
 }
 
-/// What a plain UDP packet to port 4791 gets back, if anything.
+/// The answer to a plain UDP packet to port 4791, if any.
 pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<String> {
     let socket = plain_socket(source, peer)?;
     socket.set_read_timeout(Some(Duration::from_millis(500))).ok()?;
     socket.send(&[0]).ok()?;
     let error = socket.recv(&mut [0; 64]).err()?;
     match error.kind() {
-        // From the peer or from a firewall before it; and some ports take their packets before the kernel sees them.
+        // From the peer, or from a firewall in front of it. Some drivers take packets before the kernel sees them, so
+        // there is no socket.
         std::io::ErrorKind::ConnectionRefused => Some(format!(
             "a plain packet there is answered with ICMP port unreachable: no socket at {peer} has UDP port 4791 \
              (AF_XDP, DPDK and cards need none), or a firewall rejects it"

@@ -1,4 +1,4 @@
-//! The messages of the two ends of a check.
+//! The messages between the two ends of a check.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -14,37 +14,37 @@ use crate::failure::legible;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum DoctorMessage {
-    /// The one who asks begins; the other one answers with its own.
+    /// The client begins; the far end answers with its own.
     Hello(Hello),
-    /// Packets will come. The answer is `Ready`.
+    /// The client will send these probes. The answer is `Ready`.
     Expect(Vec<Probe>),
-    /// They are looked for.
+    /// The probes can be sent.
     Ready,
-    /// They have been sent. The answer is `Seen`.
+    /// The client has sent the probes. The answer is `Seen`.
     Collect,
-    /// Those that have arrived.
+    /// The probes that have arrived.
     Seen(Vec<Sighting>),
-    /// The other way: send these. The answer is `Sent`, or first a `Challenge`.
+    /// The other direction: the far end is to send these probes. The answer is `Sent`, or first a `Challenge`.
     Send(Vec<Probe>),
-    /// A packet with a random token was sent to the address that the one who asks has named. The answer is
-    /// `Proof`: the token, if the packet has come.
+    /// A packet with a random token was sent to the address that the client has named. The answer is `Proof` with the
+    /// token, if the packet has arrived.
     Challenge,
-    /// The token; `None` if the packet has not come.
+    /// The token; `None` if the packet has not arrived.
     Proof(Option<u64>),
-    /// What kept them from being sent, if anything did.
+    /// The reason that the probes could not be sent, if any.
     Sent(Option<String>),
-    /// The end of it, and why.
+    /// The check ends, for this reason.
     Failed(String),
 }
 
-/// One end.
+/// The description of one end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Its packets' source, and what is sent to.
+    /// The source of its packets, and the destination of packets to it.
     pub address: IpAddr,
-    /// The address that the one who asks reached the other one by.
+    /// The address at which the client reached the far end.
     pub to: IpAddr,
-    /// All that the device has.
+    /// All addresses of the device.
     pub addresses: Vec<IpAddr>,
     /// The interface of the device.
     pub interface: String,
@@ -52,20 +52,20 @@ pub struct Hello {
     pub mtu: u32,
     /// The driver of the device.
     pub driver: String,
-    /// In all packets of this end, and in no others.
+    /// A random number in all packets of this end.
     pub token: u64,
-    /// Their UDP source port.
+    /// The UDP source port of its packets.
     pub source_port: u16,
-    /// The kernel keeps the IP headers for itself: what became of identification and flags is not seen.
+    /// A socket: the kernel removes the IP headers, so identification and flags are not seen.
     pub is_socket: bool,
-    /// The partition that its work is in.
+    /// The P_Key of its work.
     #[serde(default = "default_pkey")]
     pub pkey: u16,
-    /// Rounds of probes that it has for a check, there and back.
+    /// The most rounds of probes per check, in both directions.
     #[serde(default = "rounds_unsaid")]
     pub rounds: u32,
-    /// The queue pair number that packets to this end go to: of no queue pair, but where processes share an address it is by
-    /// its number that a packet comes to one of them.
+    /// The destination queue pair number of packets to this end. No queue pair has it, but if processes share an
+    /// address, the number selects the process that receives a packet.
     #[serde(default = "qpn_unsaid")]
     pub qpn: u32,
 }
@@ -74,20 +74,20 @@ fn default_pkey() -> u16 {
     PKEY_DEFAULT.0
 }
 
-/// Of versions that do not say it.
+/// The default for versions without this field.
 fn rounds_unsaid() -> u32 {
     4
 }
 
-/// Of versions that do not say it: they do not share their address.
+/// The default for versions without this field: they do not share their address.
 fn qpn_unsaid() -> u32 {
     *QPNS.end()
 }
 
-/// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.
+/// A probe to be sent; the rest of the packet follows from the [`Hello`]s of both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Which of all.
+    /// The number of the probe.
     pub number: u16,
     /// DSCP and ECN.
     pub traffic_class: u8,
@@ -95,7 +95,7 @@ pub struct Probe {
     pub length: u32,
 }
 
-/// What stands in a packet's network headers.
+/// The network headers of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Headers {
     /// The sender.
@@ -108,48 +108,49 @@ pub struct Headers {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// IPv4: identification, and flags with the fragment offset. `None` where a socket hides them.
+    /// IPv4: identification, and flags with the fragment offset. `None` if a socket hides them.
     pub ipv4: Option<(u16, u16)>,
 }
 
 /// A probe that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sighting {
-    /// Which of all.
+    /// The number of the probe.
     pub number: u16,
-    /// With which headers.
+    /// The received headers.
     pub headers: Headers,
-    /// Why the ICRC is wrong, if it is.
+    /// The cause of a wrong ICRC, if it is wrong.
     pub icrc: Option<String>,
-    /// How many of those that were sent came.
+    /// The number of different copies that arrived.
     pub copies: u8,
-    /// How many came once more.
+    /// The number of duplicates.
     pub repeated: u8,
-    /// How many came behind one that was sent after them.
+    /// The number of copies that arrived after one that was sent later.
     pub late: u8,
 }
 
-/// Probes of one check.
+/// The most probes of one check.
 const MAX_PROBES: usize = 64;
 const MAX_ADDRESSES: usize = 256;
-/// Bytes of a probe's IP packet.
+/// The length of a probe's IP packet.
 const PROBE_LENGTHS: RangeInclusive<u32> = 64..=4200;
-/// Probes' queue pair numbers. An engine draws its own from all there are, and one that has it drops and counts a probe.
+/// Queue pair numbers of probes. An engine draws its queue pair numbers from the whole range; one that has this number
+/// drops and counts a probe.
 pub(super) const QPNS: RangeInclusive<u32> = 0x00ff_ff00..=0x00ff_fffe;
 
 impl DoctorMessage {
-    /// Its bytes, with their [length](control_message::length).
+    /// The bytes of the message, with their [length](control_message::length).
     ///
     /// # Errors
-    /// It is too long.
+    /// The message is too long.
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         control_message::to_bytes(self)
     }
 
-    /// Reads what is behind the length. Texts are cut, and nothing in them moves a terminal.
+    /// Parses a message without its length prefix. Texts are truncated, and control characters are replaced.
     ///
     /// # Errors
-    /// It is no message, or has more of something than a check needs.
+    /// It is not a message, or a list is longer than a check needs.
     pub fn parse(body: &[u8]) -> Result<DoctorMessage, String> {
         let mut message = control_message::parse(body)?;
         match &mut message {

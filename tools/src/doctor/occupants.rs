@@ -1,5 +1,5 @@
-//! Who has the addresses that a check would use: sockets on UDP port 4791, by sock_diag or `/proc`, and contexts, by
-//! their `stat` sockets.
+//! The users of the addresses that a check would use: sockets on UDP port 4791, by sock_diag or `/proc`, and contexts,
+//! by their `stat` sockets.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,16 +14,16 @@ use ferroce::{DeviceSpec, Exported, Gid, Metrics};
 
 use crate::failure::Failure;
 
-/// Of the kernel's interfaces the one that a device is on, and its addresses that the device takes packets to.
+/// The kernel interface of a device, and the addresses that the device receives packets for.
 pub(super) struct Place {
     pub(super) interface: Interface,
     pub(super) addresses: Vec<IpAddr>,
-    /// The driver that the device's name says, if it says one.
+    /// The driver in the device's name, if it has one.
     pub(super) driver: Option<&'static str>,
 }
 
 impl Place {
-    /// `None` for a device that is on none of the kernel's interfaces.
+    /// `None` for a device that is on no interface of the kernel.
     pub(super) fn of(device: &DeviceSpec) -> Result<Option<Place>, Failure> {
         let netlink = Netlink::open()?;
         let whole = |name: &str, driver| -> Result<_, Failure> {
@@ -45,9 +45,10 @@ impl Place {
         }
     }
 
-    /// Whether a context of that process is on one of the addresses. One of an earlier version does not tell them.
+    /// Whether a context of that process is on one of the addresses. Contexts of earlier versions do not report their
+    /// addresses.
     fn has(&self, metrics: &Metrics, holders: &[Holder]) -> bool {
-        // Both are the kernel's word.
+        // Both come from the kernel.
         let number = |label| metrics.label(label)?.parse().ok();
         let (Some(pid), Some(user)) = (number("pid"), number("uid")) else { return false };
         let mut gids = gauge(metrics, "port_gid").map(|(gid, _)| gid).peekable();
@@ -57,8 +58,8 @@ impl Place {
     }
 }
 
-/// Whether a process of that user is in this network namespace: those of others have interfaces of the same names. One with
-/// file capabilities hides its namespace and its sockets even from its own user.
+/// Whether a process of that user is in this network namespace: other namespaces may have interfaces of the same name.
+/// A process with file capabilities hides its namespace and its sockets even from its own user.
 fn is_here(pid: u32, user: u32, holders: &[Holder]) -> bool {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     let is_holder =
@@ -69,7 +70,7 @@ fn is_here(pid: u32, user: u32, holders: &[Holder]) -> bool {
     }
 }
 
-/// The user that a file belongs to.
+/// The owner of a file.
 fn owner(path: &Path) -> Option<u32> {
     fs::symlink_metadata(path).map(|metadata| metadata.uid()).ok()
 }
@@ -81,22 +82,22 @@ pub(super) fn gauge<'a>(metrics: &'a Metrics, name: &str) -> impl Iterator<Item 
     samples.map(|sample| (sample.label.as_ref().map_or("", |label| &*label.value), sample.value))
 }
 
-/// A context that does not say what it counts.
+/// A context that does not report its counters.
 pub(super) struct Mute {
     pub(super) pid: u32,
     pub(super) why: String,
 }
 
-/// Those who have a place.
+/// The users of a place.
 #[derive(Default)]
 pub(super) struct Occupants {
-    /// Who has a socket on UDP port 4791. The kernel's own is left out: only opening the port tells if it is in the way.
+    /// Sockets on UDP port 4791. The kernel's own are left out: only opening the port shows whether they conflict.
     pub(super) holders: Vec<Holder>,
-    /// Contexts that show themselves.
+    /// Contexts that export their metrics.
     pub(super) contexts: Vec<Metrics>,
-    /// Contexts of these that do not answer.
+    /// Contexts at this place that do not answer.
     pub(super) mute: Vec<Mute>,
-    /// Processes of ferroce, of this user, that share an address, whether or not they show themselves.
+    /// Processes of ferroce, of this user, that share an address, whether or not they export metrics.
     pub(super) sharers: HashSet<u32>,
 }
 
@@ -110,7 +111,7 @@ impl Occupants {
                 .filter(|holder| !holder.is_kernel && !occupants.holders.contains(holder))
                 .collect();
             occupants.holders.extend(new);
-            // Where they can't be found none of them is known.
+            // If they can't be listed, none is known.
             let sharers = sharers(*address).unwrap_or_default();
             occupants.sharers.extend(sharers.into_iter().map(|(_, pid)| pid));
         }
@@ -119,7 +120,7 @@ impl Occupants {
                 Ok(metrics) if place.has(&metrics, &occupants.holders) => occupants.contexts.push(metrics),
                 Ok(_) => {}
                 Err(error) => {
-                    // Whoever may make files there can write any number.
+                    // A user who may create files there can use any process id in a name.
                     if let Some(pid) = pid_of(&path, &place.interface.name)
                         && let Some(user) = owner(&path)
                         && owner(Path::new(&format!("/proc/{pid}"))) == Some(user)
@@ -133,13 +134,13 @@ impl Occupants {
         Ok(occupants)
     }
 
-    /// Who has the port, for people; `None` if nobody has. A context without it does not count: any user can say that there is
-    /// one.
+    /// The users of the port, as text; `None` if it is free. A context without a socket does not count: any user can
+    /// pretend to have one.
     pub(super) fn describe(&self) -> Option<String> {
         let mut held: Vec<String> = Vec::new();
         for holder in &self.holders {
             let text = format!("UDP port 4791 of {} is in use by {holder}", holder.address);
-            // A process on several addresses is named once.
+            // A process on several addresses is listed once.
             if !held.iter().any(|held| held.ends_with(&format!("by {holder}"))) {
                 held.push(text);
             }
@@ -149,10 +150,10 @@ impl Occupants {
     }
 }
 
-/// Occupants that are named.
+/// The most users that are listed.
 const MAX_NAMED: usize = 8;
 
-/// The process of a socket of a context on that device, from its path: `PID.NUMBER.DEVICE`.
+/// The process of a context on that device, from the path of its socket: `PID.NUMBER.DEVICE`.
 fn pid_of(socket: &Path, device: &str) -> Option<u32> {
     let name = PathBuf::from(socket.file_name()?);
     let mut parts = name.to_str()?.splitn(3, '.');

@@ -18,8 +18,8 @@ use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::tcp;
 
-/// Examines the contexts at a place and, as far as it goes without their port, the way to a peer. `why` says why the port is
-/// left alone.
+/// Examines the contexts at a place and, as far as possible without their port, the path to a peer. `why` is the reason
+/// to leave the port alone.
 pub(super) fn check(
     args: &Args,
     place: &Place,
@@ -43,7 +43,7 @@ pub(super) fn check(
             checks.extend(local::checks(&capabilities, source, to));
             let wanted = args.mtu.or(live.iter().filter_map(LiveContext::path_mtu).max());
             let wanted = wanted.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
-            // Both also let the kernel look for the next hop.
+            // Both also make the kernel resolve the next hop.
             let (echo, echoes) = echo::check(&capabilities, to, wanted, interrupt)?;
             let far_end = far_end(name, args.tcp_port, interrupt)?;
             checks.push(local::next_hop(&place.interface.name, to, interrupt)?);
@@ -64,7 +64,7 @@ pub(super) fn check(
     Ok(report(checks))
 }
 
-/// As of the device, if it were opened.
+/// The capabilities that the device would have.
 fn capabilities(place: &Place, occupants: &Occupants) -> Capabilities {
     let is_af_xdp = |metrics: &Metrics| metrics.label("driver") == Some("af_xdp");
     let has_af_xdp = occupants.contexts.iter().any(is_af_xdp)
@@ -75,7 +75,7 @@ fn capabilities(place: &Place, occupants: &Occupants) -> Capabilities {
         .addresses(place.addresses.clone())
 }
 
-/// Where not even ICMP and TCP answer, "not checked" would say too little.
+/// If neither ICMP nor TCP answers, "not checked" would be too weak.
 fn no_sign_of_life(peer: IpAddr, tcp_port: u16) -> Check {
     Check::failed(
         FAR_END,
@@ -90,7 +90,7 @@ fn no_sign_of_life(peer: IpAddr, tcp_port: u16) -> Check {
     )
 }
 
-/// Whether TCP gets there and back.
+/// Whether TCP works in both directions.
 fn far_end(peer: &str, tcp_port: u16, interrupt: &Interrupt) -> Result<Check, Failure> {
     let refused = match tcp::try_connect(peer, tcp_port, interrupt) {
         Ok(_) => return Ok(Check::ok(FAR_END, format!("TCP port {tcp_port} answers: TCP passes in both directions"))),
@@ -109,7 +109,7 @@ fn far_end(peer: &str, tcp_port: u16, interrupt: &Interrupt) -> Result<Check, Fa
     })
 }
 
-/// A program that answers nobody works for nobody.
+/// A context that does not answer does not serve its peers, either.
 fn mute(Mute { pid, why }: &Mute) -> Check {
     Check::failed(
         "context",
@@ -122,7 +122,7 @@ fn mute(Mute { pid, why }: &Mute) -> Check {
     )
 }
 
-/// Those who have the port and show nothing. `is_all` says that nothing but them is examined.
+/// Programs that have the port and export no metrics. `is_all`: nothing else is examined.
 fn unseen(occupants: &Occupants, is_all: bool) -> Vec<Check> {
     let is_shown = |pid: u32| {
         let pids = occupants.contexts.iter().filter_map(|metrics| metrics.label("pid"));
@@ -169,7 +169,7 @@ fn unseen_cure(is_ferroce: bool) -> &'static str {
     }
 }
 
-/// What only packets of UDP port 4791 tell.
+/// The checks that need packets of UDP port 4791.
 fn unchecked(is_held: bool) -> Check {
     let why = "each size, DSCP and ECN codepoint, and the ICRC: only packets from UDP port 4791 show it";
     let cure = match is_held {

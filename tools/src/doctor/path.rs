@@ -1,4 +1,4 @@
-//! What the probes of one direction show of the path between two ends.
+//! The results of the probes of one direction.
 
 use std::net::IpAddr;
 
@@ -9,14 +9,14 @@ use super::message::{Headers, Hello, Probe, Sighting};
 use super::probe::{COPIES, HOP_LIMIT};
 use super::report::Check;
 
-/// DSCPs that networks have classes for: the eight class selectors, and AF31, AF41 and EF.
+/// Usual DSCPs of traffic classes: the eight class selectors, and AF31, AF41 and EF.
 const DSCPS: [u8; 11] = [0, 8, 16, 24, 26, 32, 34, 40, 46, 48, 56];
 const ECN: [&str; 4] = ["Not-ECT", "ECT(1)", "ECT(0)", "CE"];
-/// Where the numbers of each kind of probe begin; the path MTU, DSCP or ECN codepoint is added.
+/// The first number of each kind of probe; the path MTU, DSCP or ECN codepoint is added.
 const SIZES: u16 = 0;
 const CLASSES: u16 = 100;
 const MARKS: u16 = 200;
-/// Bytes of a probe whose size does not matter.
+/// Bytes of a probe whose size is irrelevant.
 const SHORT: u32 = 100;
 
 /// All probes of an end whose interface has this MTU.
@@ -32,7 +32,7 @@ pub(super) fn probes(mtu: u32, ipv6: bool) -> Vec<Probe> {
     sizes.filter(|probe| probe.length <= mtu).chain(classes).chain(marks).collect()
 }
 
-/// What has arrived of one direction's probes, in several rounds.
+/// The arrivals of one direction's probes, in several rounds.
 #[derive(Default)]
 pub(super) struct Arrivals {
     pub(super) rounds: u32,
@@ -40,7 +40,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Adds what has arrived in one more round.
+    /// Adds the arrivals of one more round.
     pub(super) fn add(&mut self, sightings: Vec<Sighting>) {
         self.rounds += 1;
         for new in sightings {
@@ -64,23 +64,23 @@ impl Arrivals {
         self.sightings.is_empty()
     }
 
-    /// Copies of each probe.
+    /// The number of copies of each probe.
     fn copies(&self) -> usize {
         usize::from(COPIES) * self.rounds as usize
     }
 
-    /// The share that is lost of those probes of which some copies have come: by chance, for they are alike.
+    /// The fraction of lost copies, among probes with at least one arrival. Copies are alike, so this loss is random.
     pub(super) fn loss(&self) -> f64 {
         let came: usize = self.sightings.iter().map(|s| self.came(s)).sum();
         self.share(self.copies() * self.sightings.len() - came)
     }
 
-    /// How many copies of a probe have come; who sees them may say what he likes.
+    /// The number of copies that arrived, limited since the peer reports it.
     fn came(&self, sighting: &Sighting) -> usize {
         usize::from(sighting.copies).min(self.copies())
     }
 
-    /// Of those that were sent of the probes that have come.
+    /// The fraction of all copies that were sent of the probes that have arrived.
     fn share(&self, packets: usize) -> f64 {
         packets as f64 / (self.copies() * self.sightings.len()).max(1) as f64
     }
@@ -89,7 +89,7 @@ impl Arrivals {
         self.sightings.iter().map(|s| usize::from(of(s))).sum()
     }
 
-    /// Whether chance alone may have taken all copies of some probe.
+    /// Whether chance may explain that all copies of some probe were lost.
     fn is_chance(&self) -> bool {
         const CERTAIN: f64 = 0.01;
         let exponent = i32::try_from(self.copies()).unwrap_or(i32::MAX);
@@ -97,28 +97,28 @@ impl Arrivals {
     }
 }
 
-/// About as many as there are in a direction.
+/// The approximate number of probes in a direction.
 const MOST_PROBES: f64 = 20.0;
-/// The share of lost or late packets that RoCE does not live with: go-back-N repeats all that follows each of them, so that a
-/// loss of 2 % can cost nine of ten packets. A way that is well copies none.
+/// The fraction of lost or late packets above which RoCE does not work well: go-back-N retransmits all packets after
+/// each of them, so a loss of 2 % can cost nine of ten packets. A healthy path duplicates no packets.
 const TOO_MANY: f64 = 0.01;
 
-/// One direction: what was sent, and what came of it.
+/// One direction: the probes that were sent, and their arrivals.
 pub(super) struct Way<'a> {
     pub(super) from: &'a Hello,
     pub(super) to: &'a Hello,
     pub(super) probes: &'a [Probe],
     pub(super) seen: &'a Arrivals,
-    /// The largest path MTU that the sender's interface has room for, or the one asked for.
+    /// The largest path MTU that the sender's interface allows, or the one that was requested.
     pub(super) wanted: Option<PathMtu>,
-    /// From the end that asks.
+    /// From the client to the far end.
     pub(super) is_outward: bool,
-    /// Why the kernel of the sender lets none out, if it says so.
+    /// The reason that the sender's kernel drops the packets, if it reports one.
     pub(super) refused: Option<String>,
 }
 
 impl Way<'_> {
-    /// Every check of this direction.
+    /// All checks of this direction.
     pub(super) fn checks(&self) -> Vec<Check> {
         if self.seen.is_nothing() {
             let why = "no packet arrives";
@@ -129,7 +129,7 @@ impl Way<'_> {
         vec![self.reachability(), self.icrc(), self.path_mtu(), self.dscp(), self.ecn()]
     }
 
-    /// Where to type a command.
+    /// The host on which to run a command.
     fn place(&self, is_own: bool) -> &'static str {
         if is_own { "here" } else { "there" }
     }
@@ -262,7 +262,7 @@ impl Way<'_> {
             self.seen.sightings.iter().any(|s| s.number == SIZES + u16::from(path_mtu.code()))
         };
         let needed = wanted.required_l3_mtu(ipv6);
-        // What the sender's interface has no room for was not sent.
+        // Probes that exceed the sender's MTU were not sent.
         if self.from.mtu < needed {
             return Check::failed(
                 name,
@@ -379,7 +379,7 @@ impl Way<'_> {
             let is = headers.traffic_class & 3;
             match (mark, is) {
                 _ if mark == is => {}
-                // That is what a congested switch does.
+                // The mark of a congested switch.
                 (1 | 2, 3) => marked += 1,
                 _ => changes.push(format!("{was} -> {}", ECN[usize::from(is)])),
             }
@@ -423,7 +423,7 @@ mod tests {
     use super::super::report::CheckVerdict;
     use super::*;
 
-    /// What is said where all probes come, and of the first so many are late and so many come once more.
+    /// The check if all probes arrive, and of the first one `late` copies are late and `repeated` are duplicated.
     fn said(late: u8, repeated: u8) -> Check {
         let (from, to) = (hello("10.0.0.1", false), hello("10.0.0.2", false));
         let probes = probes(1500, false);
@@ -451,7 +451,7 @@ mod tests {
     fn many_late_packets_and_copies_fail() {
         use CheckVerdict::{Failed, Note, Ok};
         assert_eq!(said(0, 0).result, Ok);
-        // Of 18 probes, 31 times each.
+        // Of 18 probes, 31 copies each.
         for (late, repeated, words) in [(5, 0, "late"), (0, 5, "once more")] {
             assert_eq!(
                 [said(late, repeated), said(late * 2, repeated * 2)].map(|check| check.result),

@@ -1,7 +1,7 @@
 //! Pause frames, priorities and traffic classes of the port, and the settings that the switch needs; also for
 //! `devinfo`.
 //!
-//! The kernel answers by DCB netlink and ethtool netlink (`driver/src/netlink/dcb.rs`, `pause.rs`). It is asked about
+//! The kernel answers by DCB netlink and ethtool netlink (`driver/src/netlink/dcb.rs`, `pause.rs`). The queries concern
 //! the interface, so packet drivers are not involved.
 
 use ferroce::driver::netlink::{Dcb, Netlink, Pause, Selection};
@@ -10,7 +10,7 @@ use ferroce::driver::{Capabilities, Error};
 use super::report::Check;
 use crate::dscp::{DscpClass, cnp_dscp};
 
-/// The port's own settings, and a reminder of the switch's. One line where there is no port.
+/// The port's settings, and a reminder of the switch's. A single line if there is no port.
 pub(super) fn checks(capabilities: &Capabilities, data_dscp: u8) -> Vec<Check> {
     let Capabilities { interface: name, driver, .. } = capabilities;
     let none = |why| vec![Check::not_checked("port", why)];
@@ -157,7 +157,7 @@ impl Port<'_> {
         }
     }
 
-    /// What no port can tell.
+    /// Settings that a port can't show.
     fn switch(&self) -> Check {
         let rate = self.line_rate.unwrap_or(THRESHOLDS[0].gigabits * 1_000_000_000);
         let nearest = THRESHOLDS.iter().min_by_key(|row| rate.abs_diff(row.gigabits * 1_000_000_000));
@@ -186,7 +186,7 @@ fn listed(priorities: &[u8]) -> String {
     format!("priority {}", all.join(", "))
 }
 
-/// Thresholds of ECN, as published for a line rate.
+/// ECN thresholds that were published for a line rate.
 struct Thresholds {
     gigabits: u64,
     /// Kmin and Kmax in KB, Pmax in percent.
@@ -209,7 +209,7 @@ mod tests {
     use super::super::report::CheckVerdict;
     use super::*;
 
-    /// DSCP 26 in priority 3, DSCP 48 in priority 6; a traffic class of each priority, of which 6 and 7 are strict.
+    /// DSCP 26 in priority 3, DSCP 48 in priority 6; one traffic class per priority, with 6 and 7 strict.
     fn dcb() -> Dcb {
         let mut ets = Ets::default();
         (ets.classes, ets.class) = (8, [0, 1, 2, 3, 4, 5, 6, 7]);
@@ -245,7 +245,7 @@ mod tests {
         Some(pause)
     }
 
-    /// A check has this result and says these words.
+    /// Asserts a check's result and the words in its text.
     fn says(check: Check, result: CheckVerdict, words: &[&str]) {
         let text = format!("{} / {}", check.seen, check.cure.as_deref().unwrap_or_default());
         assert_eq!(check.result, result, "{text}");

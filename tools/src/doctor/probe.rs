@@ -1,4 +1,4 @@
-//! Packets of known contents, and how they arrive.
+//! Packets of known contents, and their arrival.
 //!
 //! If a socket hides the headers of a received probe, the ICRC is solved for the change, as `dissect` does
 //! (`diagnosis.rs`). Otherwise the headers are compared directly.
@@ -15,20 +15,20 @@ use ferroce::{Gid, MacAddr, Psn, Qpn};
 use super::message::{Headers, Hello, Probe, Sighting};
 use crate::diagnosis::Diagnosis;
 
-/// How often each is sent. Of the 15 short ones that makes 465, so that a loss of 1 % is seen in 99 of 100 checks.
+/// Copies of each probe. The 15 short probes make 465 packets, so a loss of 1 % is noticed in 99 of 100 checks.
 pub(super) const COPIES: u8 = 31;
-/// What probes leave with.
+/// The hop limit of probes.
 pub(super) const HOP_LIMIT: u8 = 64;
 
-/// In front of each probe's payload, before token, number and place.
+/// The start of each probe's payload, before token, number and position.
 const MAGIC: &[u8; 8] = b"frcprobe";
 const PREFIX: usize = MAGIC.len() + 8 + 2 + 2;
-/// A probe whose token nobody has been told.
+/// A probe whose token was not announced.
 pub(super) const CHALLENGE: Probe = Probe { number: 1000, traffic_class: 0, length: 100 };
-/// How often it is sent: one may be lost, and many would be a flood for whoever has not asked.
+/// Copies of a challenge: one may be lost, and many would flood a host that has not requested them.
 pub(super) const CHALLENGE_COPIES: u8 = 3;
 
-/// The token of a challenge, if this is one.
+/// The token of a challenge, if the frame is one.
 pub(super) fn challenge(frame: &[u8], is_socket: bool) -> Option<u64> {
     let decoded = if is_socket { Packet::decode_ip(frame) } else { Packet::decode(frame) };
     let prefix: &[u8; PREFIX] = decoded.ok()?.payload.first_chunk()?;
@@ -37,7 +37,7 @@ pub(super) fn challenge(frame: &[u8], is_socket: bool) -> Option<u64> {
 }
 
 impl Headers {
-    /// What probes between these ends leave with.
+    /// The headers of probes as sent.
     pub(super) fn sent(from: &Hello, to: IpAddr, probe: &Probe) -> Headers {
         Headers {
             source: from.address,
@@ -45,7 +45,7 @@ impl Headers {
             source_port: from.source_port,
             traffic_class: probe.traffic_class,
             hop_limit: HOP_LIMIT,
-            // As every driver sends: no identification, and DF.
+            // All drivers send identification 0 and DF.
             ipv4: to.is_ipv4().then_some((0, 0x4000)),
         }
     }
@@ -65,7 +65,7 @@ impl Headers {
         }
     }
 
-    /// What the ICRC covers and is not as it was sent.
+    /// The changes of fields that the ICRC covers.
     pub(super) fn rewritten(&self, seen: &Headers) -> Vec<String> {
         let mut changes = Vec::new();
         let mut compare = |name: &str, was: String, is: String| {
@@ -84,8 +84,8 @@ impl Headers {
     }
 }
 
-/// Writes a probe's frame, from the Ethernet header on or, for a socket, from the IP header on; `place` is how many have left
-/// before it. Returns its length; `None` if `buffer` is too small for it.
+/// Writes a probe's frame, starting with the Ethernet header or, for a socket, the IP header; `place` is the number of
+/// probes sent before it. Returns its length; `None` if `buffer` is too small.
 pub(super) fn write(
     buffer: &mut [u8],
     from: &Hello,
@@ -130,7 +130,7 @@ fn fill(payload: &mut [u8], token: u64, number: u16, place: u16) -> Option<()> {
     Some(())
 }
 
-/// Says it if a payload is not what was written.
+/// A description if the payload differs from what was written.
 fn damage(payload: &[u8], token: u64, number: u16, place: u16) -> Option<String> {
     let mut written = vec![0; payload.len()];
     fill(&mut written, token, number, place)?;
@@ -140,17 +140,17 @@ fn damage(payload: &[u8], token: u64, number: u16, place: u16) -> Option<String>
     }
 }
 
-/// Looks out for the probes of one end.
+/// Receives the probes of one end.
 pub(super) struct Lookout {
     from: Hello,
     to: IpAddr,
-    /// Of the end that looks.
+    /// Whether the receiving end is a socket.
     is_socket: bool,
     probes: Vec<Probe>,
     seen: Vec<Sighting>,
-    /// The places of those that have come.
+    /// The positions that have arrived.
     places: BTreeSet<u16>,
-    /// The last place of each DSCP: switches may carry one class past another.
+    /// The last position of each DSCP: switches may reorder packets of different classes.
     last: BTreeMap<u8, u16>,
     diagnosis: Diagnosis,
     identifications: Identifications,
@@ -173,7 +173,7 @@ impl Lookout {
         }
     }
 
-    /// Takes a frame that has come.
+    /// Processes a received frame.
     pub(super) fn frame(&mut self, frame: &[u8]) {
         let decoded = if self.is_socket { Packet::decode_ip(frame) } else { Packet::decode(frame) };
         let Ok(packet) = decoded else { return };
@@ -205,7 +205,7 @@ impl Lookout {
             Err(ParseError::Icrc { .. }) => {
                 let mut changes = Headers::sent(&self.from, self.to, &probe).rewritten(&headers);
                 changes.extend(damage(packet.payload, self.from.token, number, place));
-                // Both ends are known here, so what is seen to differ needs no guess.
+                // Both ends are known here, so a difference that is visible needs no guess.
                 Some(match changes.is_empty() {
                     true => self.diagnosis.explain(&packet).cause.to_string(),
                     false => changes.join(", "),
@@ -216,7 +216,7 @@ impl Lookout {
         self.seen.push(Sighting { number, headers, icrc, copies: 1, repeated: 0, late: u8::from(is_late) });
     }
 
-    /// The probe that this is, whatever became of its headers, and how many left before it.
+    /// The probe in a packet, whatever happened to its headers, and its position.
     fn probe(&self, packet: &Packet<'_>) -> Option<(Probe, u16)> {
         let prefix = packet.payload.first_chunk::<PREFIX>()?;
         let is_ours = prefix.starts_with(MAGIC) && prefix[8..16] == self.from.token.to_be_bytes();
@@ -225,7 +225,7 @@ impl Lookout {
         Some((*probe, place))
     }
 
-    /// Whether all copies of each have come.
+    /// Whether all copies of each probe have arrived.
     pub(super) fn is_complete(&self) -> bool {
         self.seen.len() == self.probes.len() && self.seen.iter().all(|sighting| sighting.copies >= COPIES)
     }
@@ -259,7 +259,7 @@ pub(super) mod tests {
 
     const PROBE: Probe = Probe { number: 7, traffic_class: 0x6a, length: 1088 };
 
-    /// What is seen of the probe from `from` to `to` after `change` has had its way with it.
+    /// The sightings of a probe from `from` to `to` that `change` has modified.
     fn seen(from: &str, to: &str, is_socket: bool, change: impl Fn(&mut [u8])) -> Vec<Sighting> {
         let (from, to) = (hello(from, is_socket), hello(to, is_socket));
         let mut frame = [0; 4200];
@@ -296,7 +296,7 @@ pub(super) mod tests {
         let other = Probe { number: 8, ..PROBE };
         let of_another_class = Probe { number: 9, traffic_class: PROBE.traffic_class ^ 0x20, ..PROBE };
         let mut lookout = Lookout::new(&from, to.address, false, vec![PROBE, other, of_another_class]);
-        // The second place is lost, the third comes twice, the fourth behind the fifth.
+        // Position 2 is lost, 3 is duplicated, 4 arrives after 5.
         for (probe, place) in [
             (PROBE, 0),
             (PROBE, 2),
@@ -341,7 +341,7 @@ pub(super) mod tests {
             (v4(|p| p[4] = 0x12), "IPv4 identification 0x0000 -> 0x1200"),
             (v4(|p| p[6] = 0), "IPv4 flags 0x4000 -> 0x0000"),
             (v4(|p| p[500] ^= 1), "1 bytes of the payload"),
-            // The last byte of all.
+            // The last byte of the packet.
             (v4(|p| p[1087] ^= 1), "corrupted: the ICRC itself"),
             (v6(|p| p[23] = 9), "source address fd00::1 -> fd00::9"),
             (v6(|p| p[40] = 0), "source port 53447 -> 199"),
@@ -367,9 +367,9 @@ pub(super) mod tests {
         assert_eq!(sighting.icrc, None);
     }
 
-    /// A socket does not see the identification, so it finds out what was sent.
+    /// A socket does not see the identification, so it computes which one was sent.
     #[test]
-    fn a_socket_sees_what_the_kernel_tells() {
+    fn a_socket_sees_the_headers_from_the_kernel() {
         let [sighting] = &seen("10.0.0.1", "10.0.0.2", true, |p| p[5] = 3)[..] else { panic!("one probe") };
         assert_eq!((sighting.headers.ipv4, &sighting.icrc), (None, &None));
         let [sighting] = &seen("10.0.0.1", "10.0.0.2", true, |p| p[15] = 9)[..] else { panic!("one probe") };

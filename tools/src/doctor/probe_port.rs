@@ -1,4 +1,4 @@
-//! A port without an engine: sends frames of known contents, and returns received frames as they are.
+//! A port without an engine: sends frames of known contents, and returns received frames unmodified.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use super::probe::{self, Lookout};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
-/// How long a neighbour has to answer ARP or neighbour discovery; the kernel gives it up after 3 s.
+/// Time for a neighbour to answer ARP or neighbour discovery; the kernel gives up after 3 s.
 pub(super) const RESOLVE_TIME: Duration = Duration::from_secs(5);
-/// Probes leave in pairs, which show whether the second overtakes the first, and with a pause behind each, so that no queue on
-/// the way overflows.
+/// Probes are sent in pairs, which shows whether the second overtakes the first, with a pause after each pair, so that
+/// no queue on the path overflows.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Bursts that are taken at a time.
+/// The most bursts that are received in one call.
 const MAX_BURSTS: usize = 256;
-/// How long probes may be under way.
+/// The longest time that a probe may be in flight.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(super) struct ProbePort {
@@ -40,7 +40,7 @@ impl ProbePort {
         matches!(self.driver.capabilities().layer, Layer::Ip(_))
     }
 
-    /// What is told to the other end.
+    /// The description for the other end.
     pub(super) fn hello(&self, address: IpAddr, to: IpAddr) -> Hello {
         let capabilities = self.driver.capabilities();
         Hello {
@@ -62,7 +62,7 @@ impl ProbePort {
         }
     }
 
-    /// Sends probes from one of the port's addresses, each so many times, and takes what comes meanwhile.
+    /// Sends probes from one of the port's addresses, `copies` times each, and receives packets meanwhile.
     pub(super) fn send(
         &mut self,
         from: &Hello,
@@ -87,11 +87,11 @@ impl ProbePort {
         Ok(())
     }
 
-    /// Hands over what has come, or some of it where others send without end.
+    /// Passes received frames to `sink`; a bounded number, in case others send without end.
     pub(super) fn receive(&mut self, sink: &mut dyn FnMut(&[u8])) -> Result<(), Failure> {
         let mut take = |frame: &[u8]| sink(frame);
         for _ in 0..MAX_BURSTS {
-            // A socket looks for none once behind a burst.
+            // A socket returns 0 once after a burst.
             if self.driver.rx_burst(self.clock.now(), &mut take)? == 0 {
                 break;
             }
@@ -99,7 +99,7 @@ impl ProbePort {
         Ok(())
     }
 
-    /// The token of the challenge that comes, if one does.
+    /// Waits for a challenge and returns its token, if one arrives.
     pub(super) fn challenge(&mut self, interrupt: &Interrupt) -> Result<Option<u64>, Failure> {
         let (deadline, is_socket) = (Instant::now() + PATIENCE, self.is_socket());
         let mut token = None;
@@ -113,7 +113,7 @@ impl ProbePort {
         }
     }
 
-    /// Takes what comes until it is all there, or can't come any more.
+    /// Receives until all probes have arrived, or can't arrive any more.
     pub(super) fn collect(&mut self, lookout: &mut Lookout, interrupt: &Interrupt) -> Result<(), Failure> {
         let deadline = Instant::now() + PATIENCE;
         while !lookout.is_complete() && Instant::now() < deadline {
@@ -125,11 +125,11 @@ impl ProbePort {
     }
 }
 
-/// The last of those numbers of a port by which packets come to it.
+/// The last of those queue pair numbers whose packets are steered to this port.
 fn probe_qpn((rest, divisor): (u32, u32)) -> u32 {
     let last = *QPNS.end();
     last - (last - rest) % divisor
 }
 
-/// As of a queue pair; a socket has its own.
+/// As that of a queue pair; a socket has its own.
 const SOURCE_PORT: u16 = 0xd0c7;

@@ -1,10 +1,10 @@
 //! A request to a peer's connection manager, and its answer.
 //!
-//! It is a connection request for port 1, which the peer refuses with a REJ. A REJ that is accepted here came by UDP
-//! port 4791 with a right ICRC, and so did the request at the peer.
+//! It is a connection request for port 1, which the peer rejects with a REJ. If this end accepts the REJ, the REJ
+//! arrived on UDP port 4791 with a valid ICRC, and so did the request at the peer.
 //!
-//! A busy peer sends much else. The answer is the packet for QP1 with the transaction id of the request, whatever
-//! happened to its addresses and its ICRC.
+//! A busy peer sends many other packets. The answer is the packet for QP1 with the transaction id of the request,
+//! whatever happened to its addresses and its ICRC.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,27 +26,27 @@ use crate::failure::Failure;
 
 /// "tcpmux", which no RDMA service uses.
 pub(super) const UNUSED_PORT: u16 = 1;
-/// Answers that are looked at.
+/// The most answers that are examined.
 const MAX_ANSWERS: usize = 16;
 
-/// A packet that answers the question.
+/// A packet that answers the request.
 pub(super) struct CmAnswer {
     pub(super) source: Gid,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
     pub(super) pkey: PKey,
-    /// Why the ICRC is wrong, if it is.
+    /// The cause of a wrong ICRC, if it is wrong.
     pub(super) wrong: Option<String>,
 }
 
-/// Asks the peer's connection manager for a service that nobody has.
+/// Requests an unused service from the peer's connection manager.
 pub(super) fn ask(
     driver: Box<dyn PacketDriver>,
     (source, pkey): (IpAddr, PKey),
     peer: IpAddr,
     interrupt: &Interrupt,
 ) -> Result<(CmEvent, Vec<CmAnswer>), Failure> {
-    // With one address there is one GID to send from.
+    // With one address there is one source GID.
     let capabilities = driver.capabilities().clone().addresses(vec![source]);
     let exchange: Arc<Mutex<Exchange>> = Arc::default();
     let tap = Tap { driver, capabilities, exchange: exchange.clone(), scratch: Vec::new() };
@@ -73,7 +73,7 @@ pub(super) fn ask(
     let event = next_event(&mut context)?;
     if let CmEvent::Established { id, .. } = event {
         context.disconnect(id)?;
-        // Whoever left before would leave the other end with a connection.
+        // Leaving earlier would leave a connection at the other end.
         next_event(&mut context)?;
     }
     let exchange = std::mem::take(&mut *exchange.lock().unwrap_or_else(PoisonError::into_inner));
@@ -82,16 +82,16 @@ pub(super) fn ask(
     Ok((event, exchange.examine(is_socket, &mut diagnosis)))
 }
 
-/// A packet of a port, which starts at the IP header if it is a socket.
+/// A packet of a port; for a socket, the frame starts with the IP header.
 fn decode(frame: &[u8], is_socket: bool) -> Option<Packet<'_>> {
     let decoded = if is_socket { Packet::decode_ip(frame) } else { Packet::decode(frame) };
     decoded.ok()
 }
 
-/// What goes to and fro.
+/// The packets in both directions.
 #[derive(Default)]
 struct Exchange {
-    /// The transaction id of the question, once it has left.
+    /// The transaction id of the request, once it was sent.
     asked: Option<u64>,
     answers: Vec<Vec<u8>>,
 }
@@ -137,7 +137,7 @@ impl Exchange {
     }
 }
 
-/// What a packet for QP1 says.
+/// The connection manager message in a packet for QP1.
 fn message<'a>(packet: &Packet<'a>) -> Option<CmMessage<'a>> {
     if packet.bth.dest_qpn() != Qpn::GSI {
         return None;
@@ -145,12 +145,12 @@ fn message<'a>(packet: &Packet<'a>) -> Option<CmMessage<'a>> {
     CmMessage::parse(packet.payload).ok()
 }
 
-/// Looks at what goes out and comes in beside handing it on, wrong ICRCs included.
+/// Inspects the packets that it forwards in both directions, including those with a wrong ICRC.
 struct Tap {
     driver: Box<dyn PacketDriver>,
     capabilities: Capabilities,
     exchange: Arc<Mutex<Exchange>>,
-    /// For a frame that is sent from several places.
+    /// For a frame that is sent from several buffers.
     scratch: Vec<u8>,
 }
 

@@ -7,25 +7,25 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output::{JsonArg, say};
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum CheckVerdict {
     Ok,
-    /// No fault, but worth knowing.
+    /// Not a fault, but worth knowing.
     Note,
     Failed,
-    /// It could not be told; what was seen says why.
+    /// It could not be checked; the text says why.
     NotChecked,
 }
 
-/// One line.
+/// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
     pub(super) check: &'static str,
     pub(super) result: CheckVerdict,
     pub(super) seen: String,
-    /// A command, or a setting.
+    /// The remedy: a command or a setting.
     pub(super) cure: Option<String>,
 }
 
@@ -47,26 +47,26 @@ impl Check {
     }
 }
 
-/// Whether UDP port 4791 is taken for the checks.
+/// Whether the checks use UDP port 4791.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Mode {
-    /// Packets leave from it and come to it.
+    /// They send and receive packets on it.
     Active,
-    /// It is left to the program that has it.
+    /// The port is left to the program that has it.
     Passive,
 }
 
 /// All of them.
 #[derive(Debug, Serialize)]
 pub(super) struct DoctorReport {
-    /// As it was given, if one was.
+    /// The peer as given, if any.
     pub(super) peer: Option<String>,
     pub(super) device: String,
     pub(super) mode: Mode,
-    /// Why it is this one.
+    /// The reason for the mode.
     pub(super) why: String,
-    /// No check failed.
+    /// Whether no check failed.
     pub(super) well: bool,
     pub(super) checks: Vec<Check>,
 }
@@ -103,7 +103,7 @@ impl DoctorReport {
         say!("{mode}: {}", self.why.replace(ferroce::is_unprintable, "?"))?;
         say!("{:<width$} | result      | what was seen, and the remedy", "check")?;
         for Check { check, result, seen, cure } in &self.checks {
-            // The other end has a say in it, but none in how a terminal behaves.
+            // Text of the other end must not contain control characters for the terminal.
             let seen = seen.replace(ferroce::is_unprintable, "?");
             say!("{check:<width$} | {:<11} | {seen}", result.word())?;
             if let Some(cure) = cure {

@@ -1,34 +1,34 @@
-//! What the counters of a context show to be wrong, and what to do about it.
+//! Problems that the counters of a context show, and their remedies.
 
 use ferroce::Counter;
 
 use super::live::{Count, LiveContext};
 use super::report::Check;
 
-/// Counters of one cause.
+/// Counters with one cause.
 pub(super) struct Symptom {
     check: &'static str,
     counters: &'static [&'static str],
-    /// What it is, in words.
+    /// A description.
     what: &'static str,
     cure: &'static str,
     severity: Severity,
 }
 
-/// What it means that the counters grow while one looks.
+/// The meaning of counters that increase during the check.
 enum Severity {
-    /// Work fails, or will.
+    /// Work requests fail, or will fail.
     Fails,
-    /// More than one of a hundred packets is sent again, or comes out of sequence or twice.
+    /// More than 1 % of the packets are retransmitted, out of sequence or duplicates.
     FailsAboveShare,
-    /// It costs time or is somebody else's fault.
+    /// It costs time, or another host causes it.
     Note,
 }
 
-/// The share of such packets that go-back-N does not live with, in percent. On a way that is well there are none.
+/// The percentage of such packets above which go-back-N does not work well. A healthy path has none.
 const SHARE: u64 = 1;
 
-/// The likeliest first, for one leads to others.
+/// The most likely first, since one causes the others.
 pub(super) const SYMPTOMS: [Symptom; 11] = [
     Symptom {
         check: "ICRC",
@@ -147,7 +147,7 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
 ];
 
 impl Symptom {
-    /// What a context shows of it. Of what is looked for in vain, only the first four are told.
+    /// The check for a context. Of the symptoms that are absent, only the four of `ALWAYS_TOLD` are reported.
     pub(super) fn check(&self, live: &LiveContext) -> Option<Check> {
         const ALWAYS_TOLD: [&str; 4] = ["ICRC", "partition", "retries", "retransmission"];
         let counts = || self.counters.iter().map(|name| (*name, live.count(name)));
@@ -156,7 +156,7 @@ impl Symptom {
             if !ALWAYS_TOLD.contains(&self.check) {
                 return None;
             }
-            // No counter grows where nothing comes.
+            // Without received packets, no counter increases.
             let [sent, received] =
                 [Counter::SentPkts, Counter::RcvdPkts].map(|all| live.count(all.name()).total);
             let has_none =
@@ -208,7 +208,7 @@ mod tests {
     use super::super::report::CheckVerdict;
     use super::*;
 
-    /// Those that are not `Ok`, with what is said.
+    /// The checks that are not `Ok`, with their texts.
     fn found(counters: &[(&str, u64, u64)]) -> Vec<(&'static str, CheckVerdict, String)> {
         let live = context(counters, "");
         let checks = SYMPTOMS.iter().filter_map(|symptom| symptom.check(&live));
@@ -269,7 +269,7 @@ mod tests {
         for counter in ["out_of_sequence", "duplicate_request"] {
             assert_eq!([421, 422, 38_752].map(|count| said(counter, count).1), [Note, Failed, Failed]);
         }
-        // It is judged by what comes now.
+        // Old values do not count, only increases.
         let past = [("rcvd_pkts", 0, 1000), ("out_of_sequence", 900, 900)];
         assert_eq!(found(&past)[0].1, Note);
     }

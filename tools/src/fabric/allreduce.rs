@@ -1,5 +1,5 @@
 //! `ferroce fabric allreduce`: collectives in place of flows. Ranks of `ferroce_collectives` run in the fabric with all
-//! algorithms, and are compared with the cost model.
+//! algorithms, and the results are compared with the cost model.
 
 mod plot;
 mod ranks;
@@ -19,10 +19,10 @@ use crate::output::{self, note, say};
 use report::Case;
 use sweep::sweep;
 
-/// Carries out the all-reduces of each setting and prints what came of them.
+/// Runs the all-reduces of each setting and prints the results.
 ///
 /// # Errors
-/// An option that is for flows; what a rank tells; an element that is wrong; somebody interrupts it.
+/// An option applies only to flows, a rank fails, an element is wrong, or the command is interrupted.
 pub(super) fn run(
     args: &Args,
     bases: &[Base],
@@ -34,7 +34,7 @@ pub(super) fn run(
         let description = &bases[number].description;
         let compiled = description.compile().map_err(|wrong| args.of_option(&wrong))?;
         let mut sweep = || sweep(&compiled.plan, section, description.links.rate, progress);
-        // Each rank tells with each algorithm what it has met: nothing that anybody asked for.
+        // Each rank logs, for each algorithm, how it met the others; here this is noise.
         match tracing::enabled!(target: "ferroce_collectives", tracing::Level::DEBUG) {
             true => sweep(),
             false => tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), sweep),
@@ -76,7 +76,7 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses what is for flows and messages.
+/// Rejects options that apply only to flows and messages.
 fn check(args: &Args) -> Result<(), Failure> {
     let is_given = [
         (args.seeds > 1, "--seeds", "one seed: a setting has one row for each size"),

@@ -10,17 +10,17 @@ use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::output::{self, note};
 
-/// Carries out one run, by its number, and tells which part of it is done; `false` ends it.
+/// Carries out a run, by number, and reports the fraction that is done; a returned `false` stops it.
 pub(crate) type Carry<'a, T> = dyn Fn(usize, &mut dyn FnMut(f64) -> bool) -> Result<T, Failure> + Sync + 'a;
 
-/// How far each run has come, as a part of it.
+/// The progress of each run, as a fraction.
 struct Board {
     started: Instant,
     parts: Mutex<Vec<f64>>,
 }
 
-/// Carries out so many runs, as many at a time as `threads`. Those that had not come to their end when somebody interrupted it
-/// have nothing, but for one that is alone: that has the time until then.
+/// Carries out `count` runs on `threads` threads. After an interruption, unfinished runs have no result; a single run
+/// has the result up to then.
 pub(crate) fn carry_out<T: Send>(
     count: usize,
     threads: usize,
@@ -30,7 +30,7 @@ pub(crate) fn carry_out<T: Send>(
     let board = Board { started: Instant::now(), parts: Mutex::new(vec![0.0; count]) };
     let waiting: Mutex<VecDeque<usize>> = Mutex::new((0..count).collect());
     let outcomes: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
-    // Nobody holds the list while a run is carried out.
+    // The list is not locked during a run.
     let next = || interrupt.check().ok().and_then(|()| lock(&waiting).pop_front());
     let work = || -> Result<(), Failure> {
         while let Some(number) = next() {
@@ -40,10 +40,10 @@ pub(crate) fn carry_out<T: Send>(
                 is_cut = interrupt.check().is_err();
                 !is_cut
             };
-            // One that fails ends the others.
+            // A failed run stops the others.
             let outcome = run(number, &mut progress).inspect_err(|_| interrupt.set())?;
             board.done(number);
-            // A part of a run is no sample of it.
+            // An incomplete run is no sample.
             if !is_cut || count == 1 {
                 lock(&outcomes)[number] = Some(outcome);
             }
@@ -69,7 +69,7 @@ impl Board {
         lock(&self.parts)[number] = 1.0;
     }
 
-    /// Says how far it is: on a terminal in one line, otherwise now and then.
+    /// Prints the progress: on a terminal in one line, otherwise every few seconds.
     fn tell_while(&self, goes_on: impl Fn() -> bool) {
         let is_terminal = stderr().is_terminal() && output::is_verbose();
         let interval = if is_terminal { Duration::from_millis(250) } else { Duration::from_secs(5) };
@@ -80,7 +80,7 @@ impl Board {
             if told.elapsed() >= interval {
                 told = Instant::now();
                 let line = format!("ferroce fabric: {}", self.line());
-                // Nobody who reads standard error needs to know that it can't be written.
+                // A failed write to standard error is ignored.
                 if is_terminal {
                     let _ = write!(stderr(), "\r{line:shown$}");
                     shown = line.len();

@@ -38,7 +38,7 @@ impl PortFile {
         &self.path
     }
 
-    /// Records each frame that passes the port from now on, with its virtual time: that of the report, from 0 on.
+    /// Records each frame that passes the port from now on. Times are virtual, from 0, as in the report.
     pub(crate) fn record(&self, built: &Built) -> Result<Recording, Failure> {
         let fabric = &built.fabric;
         let of_name = |port: &PortId| port_name(fabric, *port) == self.port;

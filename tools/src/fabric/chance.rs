@@ -1,13 +1,13 @@
-//! The random choices of the traffic: determined by the seed, the same on any machine.
+//! The random choices of the traffic: determined by the seed, and the same on any machine.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// A stream of draws.
+/// A stream of random numbers.
 pub(super) struct Chance(ChaCha8Rng);
 
 impl Chance {
-    /// Streams of different places of the traffic have nothing to do with one another.
+    /// A stream that is independent of those of other places and hosts.
     pub(super) fn new(seed: u64, place: usize, host: usize) -> Chance {
         let mut key = [0; 32];
         for (part, number) in key.chunks_exact_mut(8).zip([seed, place as u64, host as u64]) {
@@ -16,17 +16,17 @@ impl Chance {
         Chance(ChaCha8Rng::from_seed(key))
     }
 
-    /// Evenly from 0 to `limit` - 1.
+    /// Uniform from 0 to `limit` - 1.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.0.next_u64()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// Evenly from 0 to 1, without 1.
+    /// Uniform in [0, 1).
     pub(super) fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Exponentially with a mean of 1, by comparisons alone (von Neumann, 1951): a logarithm is not the same everywhere.
+    /// Exponential with a mean of 1, by comparisons alone (von Neumann, 1951): logarithms differ between machines.
     pub(super) fn exponential(&mut self) -> f64 {
         let mut whole = 0.0;
         loop {
@@ -47,7 +47,7 @@ impl Chance {
         }
     }
 
-    /// A permutation in which nothing stays in its place (Sattolo): where each of `count` goes.
+    /// A permutation without fixed points (Sattolo): the target of each of `count` elements.
     pub(super) fn cycle(&mut self, count: usize) -> Vec<usize> {
         let mut places: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {

@@ -6,15 +6,16 @@ use clap::{CommandFactory, Parser};
 use super::options::{self, Settings};
 use crate::failure::{Failure, legible};
 
-/// Settings, and what they are called in the report.
+/// Settings with their label in the report.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Compared {
-    /// A word of each list, apart by spaces.
+    /// One word of each list, separated by spaces.
     pub(crate) label: String,
     pub(crate) settings: Settings,
 }
 
-/// Each alternative of the first list with each of the second one, and so on; the last list changes fastest.
+/// The product of all lists: each alternative of the first with each of the second, and so on. The last list changes
+/// fastest.
 pub(crate) fn compared(lists: &[String], base: &Settings) -> Result<Vec<Compared>, Failure> {
     const MOST: usize = 1024;
     let lengths = lists.iter().map(|list| alternatives(list).len());
@@ -45,7 +46,7 @@ pub(crate) fn compared(lists: &[String], base: &Settings) -> Result<Vec<Compared
     Ok(all)
 }
 
-/// An option has its values in one place: in one list, once in each alternative of it, and not beside it.
+/// Checks that an option is in one list only, once in each alternative, and not given separately.
 fn check_keys(lists: &[String], base: &Settings) -> Result<(), Failure> {
     let mut taken: Vec<String> = Vec::new();
     for list in lists {
@@ -77,11 +78,11 @@ fn check_keys(lists: &[String], base: &Settings) -> Result<(), Failure> {
     }
 }
 
-/// Options and their values that belong together.
+/// Options with values that apply together.
 type Alternative = Vec<(String, String)>;
 
-/// Commas stand between alternatives, a plus between the options of one. A word without an option belongs to the option
-/// before it, or to `congestion`; a parameter of a congestion control to the control before it.
+/// Commas separate alternatives, a plus separates the options of one. A word without an option belongs to the previous
+/// option, or to `congestion`; a parameter of a congestion control belongs to the previous control.
 fn alternatives(list: &str) -> Vec<Alternative> {
     let command = Line::command();
     let is_option = |key: &str| command.get_arguments().any(|option| option.get_long() == Some(key));
@@ -133,7 +134,7 @@ impl Compared {
             line.try_update_from([format!("--{key}={value}")]).map_err(|error| {
                 let text = error.to_string();
                 let text = text.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
-                // A word alone may have been meant for an option.
+                // A single word may be a misspelled option.
                 let names = match list.contains('=') {
                     true => String::new(),
                     false => format!(

@@ -1,4 +1,4 @@
-//! From a description to a plan. Every value is checked.
+//! Compiles a description to a plan. Every value is checked.
 
 use std::time::Duration;
 
@@ -15,22 +15,22 @@ use super::traffic::{Expanded, Group, Scene};
 use super::wrong::Wrong;
 use crate::quantity::{Bytes, Rate, Time};
 
-/// A plan, and what its flows and messages are called.
+/// A plan, with the names of its flows and messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Compiled {
     pub(crate) plan: Plan,
     pub(crate) groups: Vec<Group>,
 }
 
-/// Hosts of a fabric at most: two poll each other's memory away.
+/// The most hosts of a fabric: beyond this, hosts evict each other's memory from the cache.
 const MOST_HOSTS: usize = 4096;
-/// Links between leaves and spines at most.
+/// The most links between leaves and spines.
 const MOST_UPLINKS: usize = 65_536;
-/// Samples of a run at most.
+/// The most samples of a run.
 const MOST_SAMPLES: u128 = 1_000_000;
 
 impl Description {
-    /// The plan, if all makes sense. What is [resolved](Description::resolve) is checked as well.
+    /// The plan, if all values are valid. [Resolved](Description::resolve) values are checked as well.
     pub(crate) fn compile(&self) -> Result<Compiled, Wrong> {
         let description = self.clone().resolve();
         description.check_links()?;
@@ -125,7 +125,7 @@ impl Description {
     }
 }
 
-/// What is down does not go down.
+/// Outages of the same part must not overlap.
 fn check_apart(before: &[Outage], new: &[Outage], entry: &FailureEntry, place: usize) -> Result<(), Wrong> {
     let ends = |outage: &Outage| outage.until.unwrap_or(Duration::MAX);
     let is_twice = |a: &Outage, b: &Outage| a.of == b.of && a.from < ends(b) && b.from < ends(a);
@@ -141,7 +141,7 @@ fn check_apart(before: &[Outage], new: &[Outage], entry: &FailureEntry, place: u
     Ok(())
 }
 
-/// Who sends can reach who receives.
+/// Each sender has a path to its receiver.
 fn check_ways(topology: &Topology, flows: &[Flow]) -> Result<(), Wrong> {
     let hosts = topology.hosts.len();
     let place = |part: Part| match part {
@@ -200,7 +200,7 @@ impl SwitchSection {
         self.check_pause()
     }
 
-    /// A pause ends below where it began, with something left.
+    /// A pause must end below the threshold at which it began, above 0.
     fn check_pause(&self) -> Result<(), Wrong> {
         let offset = self.xon_offset;
         match self.xoff {
@@ -222,7 +222,7 @@ impl SwitchSection {
         }
     }
 
-    /// Kmin is below Kmax. What was not given is `resolved`, by the rate.
+    /// Kmin must be below Kmax. Omitted values are `resolved`, from the rate.
     fn check_marking(&self, rate: Rate, resolved: &SwitchSection) -> Result<(), Wrong> {
         let (kmin, kmax) = (resolved.kmin.unwrap_or_default(), resolved.kmax.unwrap_or_default());
         if kmin < kmax || !self.ecn && (self.kmin.is_none() || self.kmax.is_none()) {
@@ -241,7 +241,7 @@ impl SwitchSection {
         })
     }
 
-    /// PFC is for the class of the data, which have this DSCP.
+    /// PFC applies to the class of this DSCP, which the data has.
     fn config(&self, dscp: u8) -> SwitchConfig {
         let threshold = match self.xoff {
             Some(xoff) => Threshold::Static(xoff.0),
@@ -378,7 +378,7 @@ fn part_named(name: &str, hosts: usize, switches: usize, place: &str) -> Result<
 }
 
 impl FailureEntry {
-    /// What it is of the topology: a switch, or each link between two parts.
+    /// The failing parts of the topology: a switch, or each link between two parts.
     fn outages(&self, topology: &Topology, limit: Time, place: usize) -> Result<Vec<Outage>, Wrong> {
         let place = |key: &str| format!("failure.{place}.{key}");
         if self.at >= limit {

@@ -1,4 +1,4 @@
-//! The description of a run: the sections of a file, which a scenario fills and options change.
+//! The description of a run: the sections of a file, which a scenario fills in and options change.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use super::allreduce::AllreduceSection;
 use super::traffic::Traffic;
 use crate::quantity::{Bytes, Rate, Time};
 
-/// All of a run. What is `None` follows from the rest; [`Description::resolve`] says how.
+/// The whole run. `None` values follow from the others; [`Description::resolve`] says how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Description {
-    /// Decides marks, ways, starts, sizes: all that chance decides.
+    /// Determines all random choices: marks, paths, start times, sizes.
     #[serde(default = "first_seed")]
     pub(crate) seed: u64,
     #[serde(default)]
@@ -28,10 +28,10 @@ pub(crate) struct Description {
     pub(crate) control: ControlSection,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) traffic: Vec<Traffic>,
-    /// What is there in place of traffic.
+    /// In place of traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) allreduce: Option<AllreduceSection>,
-    /// What goes down.
+    /// Outages of links and switches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) failure: Vec<FailureEntry>,
 }
@@ -44,11 +44,11 @@ fn first_seed() -> u64 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub(crate) struct TimeSection {
-    /// It ends then at the latest; earlier if all messages are completed and nothing is endless.
+    /// The latest end of the run; it ends earlier if all messages are completed and no flow is endless.
     pub(crate) limit: Time,
-    /// What comes before is left out of rates and of the means and percentiles of queues.
+    /// The time before this is excluded from rates and from the means and percentiles of queues.
     pub(crate) warm_up: Time,
-    /// How often rates and queues are looked at.
+    /// The sampling interval of rates and queues.
     pub(crate) sample: Time,
 }
 
@@ -59,7 +59,7 @@ impl Default for TimeSection {
     }
 }
 
-/// `[topology.star]` and so on: what hangs on what.
+/// `[topology.star]` and so on: the hosts, switches and links.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) enum Shape {
@@ -75,7 +75,7 @@ pub(crate) enum Shape {
     /// A fat tree of switches with `k` ports.
     #[serde(rename_all = "kebab-case")]
     FatTree { k: usize },
-    /// As its links say.
+    /// Given by its links.
     #[serde(rename_all = "kebab-case")]
     Custom { hosts: usize, switches: usize, links: Vec<LinkEntry> },
 }
@@ -87,7 +87,7 @@ pub(crate) struct LinkEntry {
     /// Such as `["host0", "switch1"]`.
     #[serde(deserialize_with = "pair::one")]
     pub(crate) ends: [String; 2],
-    /// Those of `[links]` by default.
+    /// By default that of `[links]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rate: Option<Rate>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,7 +106,7 @@ impl LinkEntry {
 pub(crate) struct LinkSection {
     pub(crate) rate: Rate,
     pub(crate) delay: Time,
-    /// Of links between switches: as the others by default.
+    /// Rate of links between switches; by default that of the other links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uplink_rate: Option<Rate>,
     /// Probability that a frame is lost on a link.
@@ -126,7 +126,7 @@ impl Default for LinkSection {
 pub(crate) struct SwitchSection {
     /// Shared by all ports of a switch.
     pub(crate) buffer: Bytes,
-    /// Whether they mark.
+    /// Whether the switches mark packets.
     pub(crate) ecn: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kmin: Option<Bytes>,
@@ -135,24 +135,24 @@ pub(crate) struct SwitchSection {
     /// Probability of a mark at Kmax.
     pub(crate) pmax: f64,
     pub(crate) marking: MarkingAt,
-    /// Whether they pause the class of the data.
+    /// Whether the switches pause the class of the data.
     pub(crate) pfc: bool,
-    /// A pause begins when a port has so much of what is free of the buffer (dynamic threshold) ...
+    /// A pause begins when a port uses this factor times the free part of the buffer (dynamic threshold) ...
     pub(crate) alpha: f64,
-    /// ... or so many bytes.
+    /// ... or this many bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) xoff: Option<Bytes>,
-    /// A pause ends when so much less is stored.
+    /// A pause ends this many bytes below the threshold.
     pub(crate) xon_offset: Bytes,
-    /// Of each port, for what comes after a pause began; what the link needs by default.
+    /// Per port, for packets that arrive after a pause began; by default what the link needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) headroom: Option<Bytes>,
-    /// Drops what a pause has held for so long; never by default.
+    /// Drops packets that a pause has held for this long; never by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) watchdog: Option<Time>,
-    /// Without PFC: so much of what is free may wait at one port.
+    /// Without PFC: a port may queue this factor times the free part of the buffer.
     pub(crate) lossy_alpha: f64,
-    /// After a failure they choose their ways anew, so much later.
+    /// The delay between a failure and the choice of new paths.
     pub(crate) convergence: Time,
 }
 
@@ -185,12 +185,12 @@ pub(crate) enum MarkingAt {
     Dequeue,
 }
 
-/// `[[failure]]`: a link or a switch goes down, and comes up again.
+/// `[[failure]]`: a link or a switch goes down and comes up again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FailureEntry {
     pub(crate) at: Time,
-    /// Not until the end by default.
+    /// The end of the run by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) until: Option<Time>,
     /// All links between these two, such as `["switch0", "switch2"]` ...
@@ -201,7 +201,7 @@ pub(crate) struct FailureEntry {
     pub(crate) switch: Option<String>,
 }
 
-/// `[control]`: how the hosts send.
+/// `[control]`: the transport of the hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub(crate) struct ControlSection {
@@ -214,11 +214,11 @@ pub(crate) struct ControlSection {
     pub(crate) path_mtu: PathMtu,
     /// Packets that a queue pair may have unacknowledged.
     pub(crate) window: u32,
-    /// 4.096 µs · 2^this.
+    /// 4.096 µs · 2^`ack_timeout`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ack_timeout: Option<u8>,
     pub(crate) dscp: u8,
-    /// How long after a poll a host polls again at the earliest.
+    /// The least time between two polls of a host.
     pub(crate) poll: Time,
 }
 
@@ -250,7 +250,7 @@ pub(crate) enum Repeat {
 /// Congestion control.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Control {
-    /// `dcqcn`: the preset hpcc100 with its increases in proportion to the rate of the hosts' links.
+    /// `dcqcn`: the preset hpcc100 with increases in proportion to the rate of the hosts' links.
     Scaled,
     Given(CongestionControl),
 }
@@ -306,7 +306,7 @@ impl<'de> Deserialize<'de> for Control {
     }
 }
 
-/// Two of something. An array of TOML may have more, which would be left out silently.
+/// Exactly two elements. serde would silently ignore further elements of a TOML array.
 pub(super) mod pair {
     use serde::{Deserialize, Deserializer, de};
 
@@ -364,7 +364,7 @@ impl Shape {
         }
     }
 
-    /// Whether some of these have the rate of uplinks. The links of a fat tree are all alike.
+    /// Whether some links have the rate of uplinks. All links of a fat tree have the same rate.
     pub(crate) fn has_uplinks(&self) -> bool {
         match self {
             Shape::Custom { links, .. } => {
@@ -377,8 +377,10 @@ impl Shape {
 }
 
 impl Description {
-    /// Fills in what follows from the rest: thresholds of marking as HPCC's authors have them for DCQCN (400 KB and 1600 KB
-    /// at 100 Gb/s, in proportion to the rate), CNPs as often as the control cuts at most, and an ACK timeout above four times that in which a whole buffer drains, since pauses hold back what is in the headroom and in other switches too.
+    /// Fills in values that follow from others. Marking thresholds are those of HPCC's authors for DCQCN (400 KB and
+    /// 1600 KB at 100 Gb/s, in proportion to the rate). The CNP interval is the least time between two cuts of the
+    /// control. The ACK timeout is above four times the time in which a whole buffer drains, since pauses also hold
+    /// packets in the headroom and in other switches.
     pub(crate) fn resolve(mut self) -> Description {
         let rate = self.links.rate.0;
         let per_gigabit = |bytes: u64| Bytes((u128::from(bytes) * u128::from(rate) / 1_000_000_000) as u64);

@@ -1,4 +1,4 @@
-//! What each option needs to have any effect, given what the switches can store (`memory.rs`).
+//! The condition for each option to have any effect, given the buffer memory of the switches (`memory.rs`).
 //!
 //! An option is checked against all runs of a comparison: it is accepted if it has an effect in one of them.
 
@@ -15,15 +15,15 @@ use super::traffic::{Hosts, Pattern};
 use super::wrong::Wrong;
 use crate::quantity::Time;
 
-/// A run, by what was asked for and what came of it.
+/// A run's settings, and what follows from them.
 pub(crate) struct Effect<'a> {
     pub(crate) settings: &'a Settings,
-    /// With all that follows from the rest.
+    /// With all resolved values.
     pub(crate) description: &'a Description,
     pub(crate) memory: &'a Memory,
 }
 
-/// Refuses an option that changes nothing in any of the runs that it was given for.
+/// Rejects an option without effect in any of the runs that it was given for.
 pub(crate) fn check(runs: &[Effect<'_>]) -> Result<(), Wrong> {
     if let Some(run) = runs.first().filter(|run| run.settings.kmin.is_some())
         && runs.iter().all(|run| run.marks_nothing())
@@ -43,7 +43,7 @@ pub(crate) fn check(runs: &[Effect<'_>]) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// What is not as it seems, in all of the runs.
+/// Notes on misleading settings, if they apply to all runs.
 pub(crate) fn notes(runs: &[Effect<'_>]) -> Vec<String> {
     let mut notes: Vec<Vec<String>> = runs.iter().map(Effect::notes).collect();
     let Some(mut common) = notes.pop() else { return Vec::new() };
@@ -64,13 +64,13 @@ impl Effect<'_> {
         self.description.control.congestion != Control::Given(CongestionControl::Off)
     }
 
-    /// Whether no queue can be longer than Kmin, which would be looked at otherwise.
+    /// Whether no queue can exceed Kmin, although marks would have an effect.
     fn marks_nothing(&self) -> bool {
         let SwitchSection { ecn, kmin, .. } = self.description.switches;
         ecn && self.is_controlled() && kmin.is_some_and(|kmin| kmin >= self.memory.queue)
     }
 
-    /// Why an option changes nothing, if it does not.
+    /// The reason that an option has no effect, if it has none.
     fn idle(&self, option: &str) -> Option<String> {
         let Description { time, topology, switches, .. } = self.description;
         let is_of_marking = ["kmin", "kmax", "pmax", "marking"].contains(&option);
@@ -141,7 +141,7 @@ impl Effect<'_> {
                 memory.needed
             ));
         }
-        // As options they are refused; a file may have them all the same.
+        // Given as options, these are errors; in a file, they are noted.
         for (setting, is_in_file) in [
             ("uplink-rate", links.uplink_rate.is_some()),
             ("xoff", switches.xoff.is_some()),
@@ -179,7 +179,7 @@ impl Effect<'_> {
         notes
     }
 
-    /// Where alpha falls faster than packets come that could raise it again, queues stay long.
+    /// If alpha decays faster than packets can raise it again, queues stay long.
     fn note_of_alpha(&self) -> Option<String> {
         const KEPT: f64 = 0.95;
         let Description { topology, links, switches, control, traffic, .. } = self.description;
@@ -208,7 +208,7 @@ impl Effect<'_> {
         })
     }
 
-    /// What a run does not show of what fails in it.
+    /// Effects of failures that a run does not show.
     fn notes_of_failures(&self) -> Vec<String> {
         let Description { time, switches, control, failure, .. } = self.description;
         let (convergence, limit) = (switches.convergence, time.limit);

@@ -7,7 +7,7 @@ use super::chance::Chance;
 use super::plan::{Flow, Message};
 use super::traffic::{Expanded, MOST_MESSAGES, Pattern, Scene, Traffic};
 
-/// How one entry is expanded.
+/// The expansion of one entry.
 pub(super) struct Expansion<'a> {
     entry: &'a Traffic,
     scene: Scene,
@@ -17,7 +17,7 @@ pub(super) struct Expansion<'a> {
 }
 
 impl<'a> Expansion<'a> {
-    /// Of the entry at `place` in the list.
+    /// Expands the entry at `place` in the list.
     pub(super) fn new(entry: &'a Traffic, scene: Scene, place: usize, to: &'a mut Expanded) -> Expansion<'a> {
         Expansion { entry, scene, place, to, by_pair: BTreeMap::new() }
     }
@@ -71,7 +71,7 @@ impl<'a> Expansion<'a> {
         }
     }
 
-    /// A flow that is endless, or has its messages one after the other.
+    /// An endless flow, or one that sends its messages one after the other.
     fn flow(&mut self, from: usize, to: usize, bytes: u64) {
         let Traffic { endless, count, every, stop, .. } = *self.entry;
         let first = self.by_pair.len();
@@ -94,7 +94,7 @@ impl<'a> Expansion<'a> {
         }
     }
 
-    /// Messages to one of `receivers` each, by a Poisson process.
+    /// Messages of a Poisson process, each to one of `receivers`.
     fn arrivals(&mut self, from: usize, receivers: &[usize], load: f64) {
         let Traffic { bytes, sizes, start, stop, .. } = *self.entry;
         let mut chance = Chance::new(self.scene.seed, self.place, from);
@@ -114,7 +114,7 @@ impl<'a> Expansion<'a> {
         }
     }
 
-    /// A reduce-scatter and an all-gather: each host passes on what has come from the one before it.
+    /// A reduce-scatter and an all-gather: each host forwards what it received from the previous one.
     fn ring(&mut self, members: &[usize], bytes: u64) {
         let count = members.len();
         let pairs = self.pairs(members);
@@ -163,7 +163,7 @@ impl<'a> Expansion<'a> {
         self.start(from) + self.entry.every.unwrap_or_default().0.saturating_mul(round as u32)
     }
 
-    /// One flow for each pair.
+    /// Adds one flow for each pair.
     fn add_flow(&mut self, from: usize, to: usize) -> usize {
         let flows = &mut self.to.flows;
         *self.by_pair.entry((from, to)).or_insert_with(|| {

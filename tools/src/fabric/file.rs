@@ -12,15 +12,15 @@ use super::traffic::Traffic;
 use super::wrong::Wrong;
 use crate::failure::{Failure, legible};
 
-/// Bytes of a file at most.
+/// The most bytes of a file.
 const MOST: u64 = 16 << 20;
 
-/// Reads and checks a description. What is wrong is told with file, line and value.
+/// Reads and checks a description. Errors name file, line and value.
 pub(crate) fn read(path: &Path) -> Result<Description, Failure> {
     let named = path.display().to_string();
     let named = legible(&named);
     let wrong = |why: String| Failure::usage(format!("{named}: {why}"));
-    // A FIFO that nobody writes to would be waited for, and a device read for ever.
+    // Opening a FIFO without a writer would block, and a device may never end.
     let metadata = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
     if !metadata.is_file() || metadata.len() > MOST {
         return Err(wrong(format!("must be a regular file of at most {MOST} bytes")));
@@ -29,12 +29,12 @@ pub(crate) fn read(path: &Path) -> Result<Description, Failure> {
     parse(&text).map_err(|(line, why)| Failure::usage(format!("{named}, line {line}: {}", legible(&why))))
 }
 
-/// A description as a file. What is left out in it is said in comments, so that each setting is there.
+/// Writes a description as a file. Omitted settings are comments, so the file names each setting.
 pub(crate) fn write(description: &Description) -> Result<String, Failure> {
     let text = toml::to_string(description).map_err(|error| Failure::run(format!("--describe: {error}")))?;
     let mut file = String::new();
     let mut traffic = description.traffic.iter();
-    // A table ends with an empty line, or with the text.
+    // A table ends at an empty line or at the end of the text.
     for table in text.trim_end().split("\n\n") {
         let left_out = match table.lines().next() {
             Some("[links]") => description.links.left_out(),
@@ -53,10 +53,10 @@ pub(crate) fn write(description: &Description) -> Result<String, Failure> {
     Ok(file)
 }
 
-/// Keys that a table does not have, and what holds then.
+/// Omitted keys of a table, and the values that apply.
 type LeftOut = Vec<(&'static str, &'static str)>;
 
-/// Those of these that are not given.
+/// The keys that are not given.
 fn not_given<const N: usize>(keys: [(bool, &'static str, &'static str); N]) -> LeftOut {
     keys.into_iter().filter(|(is_given, ..)| !is_given).map(|(_, key, value)| (key, value)).collect()
 }
@@ -104,7 +104,7 @@ impl Traffic {
     }
 }
 
-/// The line is that of what is wrong, from 1.
+/// An error has the line number, from 1.
 pub(super) fn parse(text: &str) -> Result<Description, (usize, String)> {
     let line = |at: usize| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
     let description: Description = toml::from_str(text).map_err(|error| {
@@ -125,7 +125,7 @@ pub(super) fn parse(text: &str) -> Result<Description, (usize, String)> {
     }
 }
 
-/// The key of a value, with what stands between.
+/// The key of the value at `at`: the key and the characters between.
 fn key_before(text: &str, at: usize) -> String {
     let line = text.get(..at).unwrap_or_default().rsplit('\n').next().unwrap_or_default();
     match line.trim_end().strip_suffix('=') {
@@ -137,7 +137,7 @@ fn key_before(text: &str, at: usize) -> String {
     }
 }
 
-/// What a type is called here.
+/// Replaces names of Rust types in a message.
 fn in_our_words(message: &str) -> String {
     match message.rsplit_once(", expected ") {
         Some((what, "a boolean")) => format!("{what}, must be true or false, without quotes"),
@@ -149,7 +149,7 @@ fn in_our_words(message: &str) -> String {
     }
 }
 
-/// Where a value is, or where it would have to be.
+/// The range of a value, or of the table that it would be in.
 fn place(text: &str, wrong: &Wrong) -> Range<usize> {
     let Ok(table) = DeTable::parse(text) else { return 0..0 };
     let mut span = 0..0;

@@ -1,4 +1,4 @@
-//! The composition of a run, as text.
+//! The settings of a run, as text.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::description::{Control, Description, FailureEntry, MarkingAt, Repeat, 
 use super::memory::Memory;
 use crate::quantity::Time;
 
-/// With all that follows from the rest.
+/// With all resolved values.
 pub(crate) struct Heading<'a>(pub(crate) &'a Description, pub(crate) &'a Memory);
 
 impl fmt::Display for Heading<'_> {
@@ -78,7 +78,7 @@ pub(super) fn timeout(exponent: u8) -> Time {
 }
 
 impl FailureEntry {
-    /// What goes down.
+    /// The part that goes down.
     pub(super) fn what(&self) -> String {
         match (&self.link, &self.switch) {
             (Some([a, b]), _) => format!("{a} to {b}"),
@@ -86,7 +86,7 @@ impl FailureEntry {
         }
     }
 
-    /// The host whose only link it is.
+    /// The host, if the failure is of its only link.
     pub(super) fn host(&self) -> Option<&String> {
         self.link.iter().flatten().find(|end| end.starts_with("host"))
     }

@@ -1,4 +1,4 @@
-//! A host of the fabric: a context with queue pairs, as on any other driver.
+//! A host of the fabric: a context with queue pairs, as with any other driver.
 
 use std::collections::VecDeque;
 
@@ -12,11 +12,11 @@ use super::outcome::HostCounters;
 use super::plan::Transport;
 use crate::failure::Failure;
 
-/// What is sent as one work request at most.
+/// The most bytes of one work request.
 pub(super) const PIECE: u32 = 64 << 10;
-/// Work requests of a queue pair that are outstanding at most: as many as fit into the window that it has by default.
+/// The most outstanding work requests of a queue pair: as many as fit into the default window.
 pub(super) const PIECES: u32 = 32;
-/// Receives that wait for immediate data, at least as many as there can be pieces.
+/// Posted receive WRs for immediate data: at least as many as there can be pieces.
 const RECEIVES: u32 = 2 * PIECES;
 
 pub(super) struct Host {
@@ -31,21 +31,21 @@ pub(super) struct Host {
 pub(super) struct End {
     qp: Qp,
     qpn: Qpn,
-    /// Where the other end has its memory.
+    /// The remote memory at the other end.
     remote: RemoteAddress,
-    /// Messages to send, by number, with what is left to post of them. `None`: without end.
+    /// Messages to send: number, and bytes left to post. `None`: endless.
     to_post: VecDeque<(Option<u32>, u64)>,
-    /// Pieces that were posted: bytes, and the message that ends with it.
+    /// Posted pieces: bytes, and the message that ends with the piece.
     posted: VecDeque<(u32, Option<u32>)>,
-    /// Bytes that were acknowledged, and the packets that they were in.
+    /// Acknowledged bytes, and the number of their packets.
     done: u64,
     done_packets: u64,
     pub(super) failure: Option<WcStatus>,
-    /// Whether it goes on without end.
+    /// Whether it sends endlessly.
     pub(super) is_endless: bool,
 }
 
-/// What has happened at a host.
+/// An event at a host.
 pub(super) enum News {
     /// The sender of a message has its completion.
     Completed(u32),
@@ -101,13 +101,13 @@ impl Host {
         Ok(host)
     }
 
-    /// Where its memory is, and the number of a queue pair.
+    /// The address of its memory, and the number of a queue pair.
     pub(super) fn end(&self, end: usize) -> Result<(RemoteAddress, Qpn), Failure> {
         let remote = self.context.remote(self.mr)?;
         Ok((RemoteAddress { addr: remote.addr, rkey: remote.rkey }, self.ends[end].qpn))
     }
 
-    /// Connects a queue pair to that of a host with this address.
+    /// Connects a queue pair to one of the host with this address.
     pub(super) fn connect(
         &mut self,
         end: usize,
@@ -137,13 +137,13 @@ impl Host {
         Ok(())
     }
 
-    /// Posts a message, or as much of it as there is room for now.
+    /// Posts as much of a message as there is room for now.
     pub(super) fn send(&mut self, end: usize, message: u32, bytes: u64) -> Result<(), Failure> {
         self.ends[end].to_post.push_back((Some(message), bytes));
         self.post(end)
     }
 
-    /// Sends without end from now on, or no longer.
+    /// Starts or stops endless sending.
     pub(super) fn set_endless(&mut self, end: usize, is_endless: bool) -> Result<(), Failure> {
         self.ends[end].is_endless = is_endless;
         self.post(end)
@@ -180,7 +180,7 @@ impl Host {
         Ok(())
     }
 
-    /// One turn. Appends what has happened to `news`.
+    /// Polls once. Appends events to `news`.
     pub(super) fn poll(&mut self, now: Nanos, news: &mut Vec<News>) -> Result<(), Failure> {
         self.context.poll(now)?;
         let mut posted = false;
@@ -200,7 +200,7 @@ impl Host {
         Ok(())
     }
 
-    /// Takes a completion. Returns whether it made room for more to send.
+    /// Handles a completion. Returns whether it made room to post more.
     fn complete(&mut self, completion: &WorkCompletion, news: &mut Vec<News>) -> Result<bool, Failure> {
         let number = completion.wr_id as usize;
         let end = &mut self.ends[number];
@@ -228,21 +228,21 @@ impl Host {
         Some(attributes.reaction?.rate)
     }
 
-    /// Whether a queue pair has something to send, or that was not acknowledged.
+    /// Whether a queue pair has data to send, or unacknowledged data.
     pub(super) fn is_busy(&self, end: usize) -> bool {
         let End { to_post, posted, is_endless, .. } = &self.ends[end];
         *is_endless || !to_post.is_empty() || !posted.is_empty()
     }
 
-    /// The PSN that a queue pair expects, the first being 0.
+    /// The PSN that a queue pair expects; the first one is 0.
     pub(super) fn expected(&self, end: usize) -> Option<Psn> {
         Some(self.context.query_qp(self.ends[end].qp).ok()?.rq_psn)
     }
 
-    /// The payload that a queue pair has sent before a PSN, which its peer expects.
+    /// The payload that a queue pair has sent before `expected`, the PSN that its peer expects.
     pub(super) fn payload_before(&self, end: usize, expected: Psn) -> u64 {
         let End { done, done_packets, posted, .. } = &self.ends[end];
-        // What has come and was not acknowledged: less than half of all PSNs.
+        // Packets that arrived and are not acknowledged: fewer than half of all PSNs.
         let mut left = u64::from(expected.value()).wrapping_sub(*done_packets) & 0xff_ffff;
         let mut bytes = *done;
         for (length, _) in posted {
@@ -256,7 +256,7 @@ impl Host {
         bytes
     }
 
-    /// Adds what it has counted.
+    /// Adds its counters to `sum`.
     pub(super) fn count(&self, sum: &mut HostCounters) {
         let counters = self.context.counters();
         sum.marked += counters.value(Counter::NpEcnMarkedRocePackets);

@@ -12,16 +12,16 @@ use super::report::{Case, Run};
 /// All runs of all settings.
 #[derive(Serialize)]
 pub(crate) struct Report<'a> {
-    /// What was run, with all that options have changed, and that `--compare` changes.
+    /// The description with all options applied except those of `--compare`.
     pub(crate) description: &'a Description,
-    /// The command that repeats all of it.
+    /// The command that repeats all runs.
     pub(crate) command: &'a str,
     pub(crate) interrupted: bool,
-    /// What an interruption has left out.
+    /// The results that an interruption left out.
     pub(crate) left_out: Option<&'a str>,
-    /// What is not as it seems.
+    /// Notes on misleading settings and results.
     pub(crate) notes: &'a [String],
-    /// The most memory that the process had until now, if the kernel tells.
+    /// The process's peak memory so far, if the kernel reports it.
     peak_memory_kb: Option<u64>,
     cases: Vec<Value>,
 }
@@ -51,7 +51,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// As the kernel tells it of this process.
+/// The peak memory of this process, as the kernel reports it.
 pub(crate) fn peak_memory_kb() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -124,7 +124,7 @@ fn queue(queue: &QueueOutcome) -> Value {
     })
 }
 
-/// Sample by sample: times in µs, rates in bit/s, queues in bytes.
+/// The series of samples: times in µs, rates in bit/s, queues in bytes.
 fn series(outcome: &Outcome) -> Value {
     let times: Vec<f64> = outcome.times.iter().map(|time| time.as_nanos() as f64 / 1e3).collect();
     let goodputs: Vec<&Vec<f64>> = outcome.flows.iter().map(|flow| &flow.goodputs).collect();

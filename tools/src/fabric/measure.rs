@@ -7,21 +7,21 @@ use super::outcome::{FlowOutcome, MessageOutcome, Outcome, QueueOutcome};
 use super::traffic::{Group, Offer};
 use super::world::time_of;
 
-/// A number, what it is of, and in which unit.
+/// A measured value with its label and unit.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Measure {
-    /// The group of traffic, by its place, or all.
+    /// The index of the traffic group; `None` for all traffic.
     pub(crate) group: Option<usize>,
-    /// What programs know it by.
+    /// Its key in the JSON.
     pub(crate) key: &'static str,
     pub(crate) label: &'static str,
-    /// `None` where there is none, as of completion times if nothing was completed.
+    /// `None` without a value, such as a completion time if nothing was completed.
     pub(crate) value: Option<f64>,
-    /// In place of a number.
+    /// A name in place of a number.
     pub(crate) name: Option<String>,
 }
 
-/// Messages by their size: what they have at most, and the keys and labels of their measures.
+/// Classes of message sizes: the upper limit, and the keys and labels of their measures.
 const SIZES: [(u64, [(&str, &str); 4]); 4] = [
     (
         10_000,
@@ -61,11 +61,11 @@ const SIZES: [(u64, [(&str, &str); 4]); 4] = [
     ),
 ];
 
-/// Rows that are left out of a table where they are 0 in all of its columns: there are few of these at a time.
+/// Rows that a table omits if they are 0 in all columns.
 pub(crate) const QUIET: [&str; 5] =
     ["drops_buffer", "drops_link", "drops_no_way", "drops_watchdog", "drops_host"];
 
-/// Of a run. Runs of the same groups have the same measures in the same order.
+/// The measures of a run. Runs with the same groups have the same measures in the same order.
 pub(crate) fn measures(outcome: &Outcome, groups: &[Group], has_failures: bool) -> Vec<Measure> {
     let mut measures = Vec::new();
     for (number, group) in groups.iter().enumerate() {
@@ -172,14 +172,14 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group], has_failures: bool) 
     measures
 }
 
-/// Of messages by chance, in bit/s.
+/// The rate of random messages, in bit/s.
 struct Offered {
     offered: Option<f64>,
     goodput: Option<f64>,
 }
 
 impl Offered {
-    /// While messages were posted. What comes after says how long the last of them took.
+    /// Counts the time in which messages were posted. The time after it depends on how long the last ones took.
     fn of(offer: Offer, outcome: &Outcome, flows: &[FlowOutcome], messages: &[MessageOutcome]) -> Offered {
         let is_done = messages.iter().all(|message| message.completed.is_some());
         let until = if is_done { offer.until } else { offer.until.min(outcome.duration) };
@@ -201,7 +201,7 @@ impl Offered {
     }
 }
 
-/// Of messages with so many bytes, sorted.
+/// The slowdowns of messages with this many bytes, sorted.
 fn slowdowns(messages: &[MessageOutcome], bytes: RangeInclusive<u64>) -> Vec<f64> {
     let slowdown =
         |message: &MessageOutcome| Some(message.time()?.as_secs_f64() / message.alone.as_secs_f64());
@@ -211,14 +211,14 @@ fn slowdowns(messages: &[MessageOutcome], bytes: RangeInclusive<u64>) -> Vec<f64
     slowdowns
 }
 
-/// What has arrived of messages, by the time from the first post to the last completion, or to the end.
+/// The bytes that arrived, divided by the time from the first post to the last completion, or to the end.
 fn rate(flows: &[FlowOutcome], messages: &[MessageOutcome], end: Duration) -> Option<f64> {
     let time = time_of(messages.iter(), end);
     let bytes: u64 = flows.iter().map(|flow| flow.bytes).sum();
     (!time.is_zero()).then(|| 8.0 * bytes as f64 / time.as_secs_f64())
 }
 
-/// From the first message posted to the last one completed, if all were.
+/// From the first post to the last completion, if all messages were completed.
 fn span(messages: &[MessageOutcome]) -> Option<Duration> {
     let first = messages.iter().filter_map(|message| message.posted).min()?;
     let completed: Option<Vec<Duration>> = messages.iter().map(|message| message.completed).collect();
@@ -246,7 +246,7 @@ pub(super) fn deviation(values: &[f64]) -> Option<f64> {
     Some((squares / (values.len() - 1) as f64).sqrt())
 }
 
-/// By the nearest rank.
+/// By the nearest-rank method.
 fn percentile(sorted: &[f64], percent: usize) -> Option<f64> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied()

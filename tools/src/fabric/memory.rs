@@ -1,4 +1,4 @@
-//! What the switches of a fabric can store.
+//! The buffer memory of the switches of a fabric.
 
 use std::fmt;
 
@@ -10,20 +10,20 @@ use super::plan::Plan;
 use crate::failure::Failure;
 use crate::quantity::Bytes;
 
-/// Of the switch that has the most, and of all hosts together.
+/// Of the switch with the most memory, and of all hosts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
     /// Ports of that switch.
     ports: u64,
-    /// Headroom of its ports for the class of the data: the least, the most, and of all of them; nothing without PFC.
+    /// Headroom of its ports for the class of the data: least, most and total; 0 without PFC.
     headroom: (u64, u64, u64),
-    /// The headroom that its links need, so that nothing is dropped after a pause; of the one that needs most.
+    /// The headroom that a link needs so that nothing is dropped after a pause; the maximum over its links.
     pub(crate) needed: Bytes,
-    /// What can wait at one of its ports at most.
+    /// The longest possible queue of one of its ports.
     pub(crate) queue: Bytes,
-    /// What all hosts may have unacknowledged together.
+    /// The most unacknowledged data of all hosts together.
     pub(crate) under_way: Bytes,
-    /// What a queue pair may, and what it posts at most.
+    /// The most unacknowledged data of a queue pair, and the most that it posts.
     pub(crate) window: Bytes,
     pub(crate) posted: Bytes,
 }
@@ -41,10 +41,10 @@ impl Memory {
         for (switch, headrooms) in plan.topology.switches.iter().zip(headrooms) {
             let ports = headrooms.len() as u64;
             let pool = switch.buffer.pool;
-            // What has come in by all ports but one can wait there.
+            // The longest queue holds the packets from all other ports.
             let others = ports.saturating_sub(1);
             let shared = |threshold: Threshold, ports: u64| match threshold {
-                // They take so much that this part of the rest is no more.
+                // They share the pool until this fraction of the free part is used.
                 Threshold::Dynamic(alpha) => {
                     let all = alpha * ports as f64;
                     (pool as f64 * all / (1.0 + all)) as u64
@@ -75,14 +75,14 @@ impl Memory {
         let transport = &plan.transport;
         let window = u64::from(transport.window) * u64::from(transport.path_mtu.bytes());
         let (flows, posted) = match allreduce {
-            // Each rank to each other one, by each rail.
+            // Each rank has a flow to each other rank on each rail.
             Some(allreduce) => {
                 let ranks = allreduce.size(plan.topology.hosts.len()) as u64;
                 (allreduce.rails as u64 * ranks * (ranks - 1), window)
             }
             None => (plan.flows.len() as u64, u64::from(PIECE) * u64::from(PIECES)),
         };
-        // With its headers.
+        // Including headers.
         let of_flow = window.min(posted) / 10 * 11;
         Ok(Memory {
             ports: most.0,
@@ -96,13 +96,13 @@ impl Memory {
     }
 }
 
-/// No less than that: what is not below can't be reached.
+/// Rounded up, so that no queue reaches this value.
 fn whole_kilobytes(bytes: u64) -> Bytes {
     Bytes(bytes.next_multiple_of(1000))
 }
 
 impl fmt::Display for Memory {
-    /// Of the shared memory, and of what is beside it.
+    /// The shared memory, and the memory besides it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Memory { ports, headroom: (least, most, all), .. } = *self;
         write!(f, " shared by {ports} ports")?;

@@ -172,13 +172,13 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The rate of links between switches, by that of the hosts' links, as far as it is given.
+    /// The rate of links between switches relative to that of the hosts' links, as far as both are given.
     pub(crate) fn uplink(&self) -> f64 {
         let rate = self.rate.unwrap_or(LinkSection::default().rate);
         self.uplink_rate.map_or(1.0, |uplink| uplink.0 as f64 / rate.0.max(1) as f64)
     }
 
-    /// Changes a description.
+    /// Applies the options to a description.
     pub(crate) fn apply(&self, to: &mut Description) {
         let Settings {
             rate,
@@ -211,7 +211,7 @@ impl Settings {
             sample,
         } = self.clone();
         let Description { time, links, switches, control, .. } = to;
-        // Twice as fast stays twice as fast.
+        // Keeps the ratio of the uplink rate to the host rate.
         if let (Some(rate), Some(uplink)) = (rate, links.uplink_rate) {
             let ratio = u128::from(uplink.0) * u128::from(rate.0) / u128::from(links.rate.0.max(1));
             links.uplink_rate = Some(Rate(ratio as u64));
@@ -250,7 +250,7 @@ impl Settings {
     }
 }
 
-/// Options that were given, by name, with their values as the command line has them.
+/// The given options by name, with their values as on the command line.
 pub(crate) fn given(options: &impl Serialize) -> Vec<(String, String)> {
     let option = |(name, value): (String, Value)| match value {
         Value::Null => None,
@@ -264,12 +264,13 @@ pub(crate) fn given(options: &impl Serialize) -> Vec<(String, String)> {
     }
 }
 
-/// The same as words of a command line.
+/// The same as arguments of a command line.
 pub(crate) fn arguments(options: &impl Serialize) -> Vec<String> {
     given(options).into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
 }
 
-/// Values may begin with a hyphen: a wrong one is told as such, not taken for an option. Names of files may not.
+/// A value may begin with a hyphen, so that an invalid one is reported as a value and not taken for an option. File
+/// names may not.
 pub(crate) fn with_hyphens(option: Arg) -> Arg {
     let is_value = !option.is_positional() && option.get_action().takes_values();
     let is_file = ["svg", "pcap"].contains(&option.get_id().as_str());
@@ -280,13 +281,13 @@ pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "must be a whole number, not below 0 and not too large".to_owned())
 }
 
-/// A whole number from the one to the other.
+/// A whole number from `LEAST` to `MOST`.
 pub(crate) fn between<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
     number.ok_or_else(|| format!("must be {LEAST} to {MOST}"))
 }
 
-/// Whether a scenario or a setting has such an option.
+/// Whether a scenario or a setting has an option of this name.
 pub(crate) fn is_option(name: &str) -> bool {
     let has = |options: Option<Value>| options.is_some_and(|options| options.get(name).is_some());
     has(serde_json::to_value(SceneOptions::default()).ok())

@@ -4,28 +4,28 @@ use std::time::Duration;
 
 use ferroce_driver::sim::fabric::FabricCounters;
 
-/// All that is reported of a run. Rates are in bit/s of payload, queues in bytes.
+/// The results of a run. Rates are in bit/s of payload, queues in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
-    /// How long it took here to set up the hosts, and to carry out the run; events of the fabric, and polls of hosts.
+    /// Wall-clock times of setting up the hosts and of the run; the numbers of fabric events and of host polls.
     pub(crate) set_up: Duration,
     pub(crate) wall: Duration,
     pub(crate) events: u64,
     pub(crate) polls: u64,
     pub(crate) trace_hash: u64,
-    /// The virtual time at its end, and what of it was measured.
+    /// The virtual time at the end, and the measured part of it.
     pub(crate) duration: Duration,
     pub(crate) measured: Duration,
     pub(crate) flows: Vec<FlowOutcome>,
     /// In the order of the plan.
     pub(crate) messages: Vec<MessageOutcome>,
-    /// The ports of switches that have sent something in the class of the data.
+    /// The switch ports that have sent packets in the class of the data.
     pub(crate) queues: Vec<QueueOutcome>,
-    /// The links that were paused: those between switches first, and of each kind what was paused for the longest time.
+    /// The links that were paused: links between switches first, and within each kind the longest total pause first.
     pub(crate) pauses: Vec<LinkPauses>,
     pub(crate) fabric: FabricCounters,
     pub(crate) hosts: HostCounters,
-    /// The times of the samples of all series.
+    /// The sample times of all series.
     pub(crate) times: Vec<Duration>,
 }
 
@@ -43,7 +43,7 @@ impl Outcome {
         (self.queues, self.pauses) = (Vec::new(), Vec::new());
     }
 
-    /// Flows to which nothing has come at the end for a tenth of the run, and for ten samples at least.
+    /// Flows to which nothing arrived in the last tenth of the run, and in the last ten samples at least.
     pub(crate) fn still_flows(&self) -> Vec<&FlowOutcome> {
         let from = self.times.len().saturating_sub(11);
         let samples =
@@ -55,7 +55,7 @@ impl Outcome {
             .collect()
     }
 
-    /// The queues that were longest, but for those that never had 1 % of the longest one.
+    /// The longest queues first, without those that never reached 1 % of the longest.
     pub(crate) fn longest_queues(&self) -> Vec<&QueueOutcome> {
         let longest = self.queues.iter().map(|queue| queue.max).max().unwrap_or(0);
         let mut queues: Vec<_> = self.queues.iter().filter(|queue| queue.max * 100 > longest).collect();
@@ -69,25 +69,25 @@ impl Outcome {
 pub(crate) struct FlowOutcome {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// Bytes that have arrived in order: of what is endless in the time that was measured, of messages in the whole run.
+    /// Bytes that have arrived in order: of endless flows in the measured time, of messages in the whole run.
     pub(crate) bytes: u64,
-    /// The time that they are counted in. Of messages it is from the first post to the last completion, or to the end if one
-    /// was not completed; nothing if none was posted.
+    /// The time in which they are counted. For messages it is from the first post to the last completion, or to the end
+    /// if one was not completed; zero if none was posted.
     pub(crate) time: Duration,
-    /// The longest time in which it had something to send and nothing arrived, as exact as samples are apart, and how long
-    /// that is so at the end.
+    /// The longest time with data to send and no arrival, with the resolution of the samples; and the same at the end
+    /// of the run.
     pub(crate) still: Duration,
     pub(crate) still_at_end: Duration,
-    /// Goodput in each sample, never above the rate of the receiver's link.
+    /// Goodput of each sample, limited to the rate of the receiver's link.
     pub(crate) goodputs: Vec<f64>,
-    /// The rate that congestion control allowed, at each sample; empty if it is off.
+    /// The rate that congestion control allowed at each sample; empty if it is off.
     pub(crate) rates: Vec<f64>,
-    /// Why its queue pair has failed, if it has.
+    /// The reason that its queue pair failed, if it failed.
     pub(crate) failure: Option<String>,
 }
 
 impl FlowOutcome {
-    /// In bit/s, if it has sent at all.
+    /// In bit/s; `None` if it never sent.
     pub(crate) fn goodput(&self) -> Option<f64> {
         (!self.time.is_zero()).then(|| 8.0 * self.bytes as f64 / self.time.as_secs_f64())
     }
@@ -98,10 +98,10 @@ impl FlowOutcome {
 pub(crate) struct MessageOutcome {
     pub(crate) flow: usize,
     pub(crate) bytes: u64,
-    /// When it was posted, and when its sender had the completion; `None` if that was not before the end.
+    /// The times of its post and of its sender's completion; `None` if not reached before the end.
     pub(crate) posted: Option<Duration>,
     pub(crate) completed: Option<Duration>,
-    /// How long it would take if nothing else was sent.
+    /// The time that it would take alone in the fabric.
     pub(crate) alone: Duration,
 }
 
@@ -112,17 +112,17 @@ impl MessageOutcome {
     }
 }
 
-/// Of the data's class at one port of a switch.
+/// The queue of the data's class at one switch port.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueOutcome {
     /// Such as `switch0:3 to host2`.
     pub(crate) name: String,
-    /// The part of its rate that the port has used in the time that was measured.
+    /// The used fraction of the port's rate in the measured time.
     pub(crate) used: f64,
     pub(crate) mean: f64,
-    /// Of the samples that were measured.
+    /// Over the measured samples.
     pub(crate) p99: u64,
-    /// Of all the time.
+    /// Over the whole run.
     pub(crate) max: u64,
     pub(crate) marked: u64,
     pub(crate) dropped: u64,
@@ -130,17 +130,17 @@ pub(crate) struct QueueOutcome {
     pub(crate) lengths: Vec<u64>,
 }
 
-/// Of the port that was paused, from the beginning of the run.
+/// Pauses of a port, from the beginning of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkPauses {
-    /// Such as `host2 to switch0:3`, of which the second has paused the first.
+    /// Such as `host2 to switch0:3`: the second port has paused the first.
     pub(crate) name: String,
     pub(crate) is_between_switches: bool,
     pub(crate) pauses: u64,
     pub(crate) paused: Duration,
 }
 
-/// Of all hosts.
+/// Sums over all hosts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HostCounters {
     pub(crate) marked: u64,

@@ -1,4 +1,4 @@
-//! The plan of one run: hosts, switches and links, and what is sent, as pure data.
+//! The plan of one run: hosts, switches, links and traffic, as pure data.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use ferroce_driver::sim::fabric::{Built, FabricConfig, Part, Topology};
 
 use crate::failure::Failure;
 
-/// Of virtual time, when a run begins: contexts do not like to be told of zero.
+/// The virtual time at which a run begins: contexts must not see time zero.
 pub(super) const BEGIN: Nanos = Nanos(1_000_000);
 
-/// All that decides what comes of a run: the same plan gives the same run, bit for bit.
+/// All inputs of a run: the same plan gives the same run, bit for bit.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) fabric: FabricConfig,
     pub(crate) topology: Topology,
     pub(crate) flows: Vec<Flow>,
-    /// What the flows send. Those of one flow are sent one after the other, in this order.
+    /// The messages of all flows. Those of one flow are sent in this order.
     pub(crate) messages: Vec<Message>,
     pub(crate) failures: Vec<Outage>,
     pub(crate) transport: Transport,
-    /// How long it lasts.
+    /// The length of the run.
     pub(crate) duration: Duration,
-    /// What happens before this is left out of rates and of the means and percentiles of queues.
+    /// The time before this is excluded from rates and from the means and percentiles of queues.
     pub(crate) warm_up: Duration,
-    /// How often rates and queues are looked at.
+    /// The sampling interval of rates and queues.
     pub(crate) sample: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Plan {
         for cable in &topology.links {
             for end in cable.ends {
                 let (Part::Host(host), Some(rate)) = (end, cable.link.rate) else { continue };
-                // Enough for the time between two polls, twice.
+                // Twice the frames that can be sent between two polls.
                 let bits = self.transport.poll_interval.as_nanos() as u64 * (rate / 1_000_000_000).max(1);
                 if let Some(host) = topology.hosts.get_mut(host) {
                     host.tx_frames = (2 * bits / 8 / frame + 1).clamp(4, 256) as u32;
@@ -47,7 +47,7 @@ impl Plan {
         Ok(topology.build(self.seed, self.fabric)?)
     }
 
-    /// Parts of it go down, and come up, when their time has come.
+    /// Schedules the outages.
     pub(super) fn fail(&self, built: &Built) {
         for outage in &self.failures {
             let changes = [(Some(outage.from), false), (outage.until, true)];
@@ -61,7 +61,7 @@ impl Plan {
         }
     }
 
-    /// The context of a host.
+    /// The configuration of a host's context.
     pub(super) fn config(&self, host: usize) -> Config {
         let Transport { control, cnp_interval, selective_repeat, window, .. } = self.transport;
         let mut secret = [0; 32];
@@ -78,16 +78,16 @@ impl Plan {
     }
 }
 
-/// Something is down.
+/// An outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outage {
     pub(crate) of: Failing,
     pub(crate) from: Duration,
-    /// To the end if there is none.
+    /// `None`: to the end of the run.
     pub(crate) until: Option<Duration>,
 }
 
-/// A part of the topology, by its place there.
+/// A part of the topology, by its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failing {
     Link(usize),
@@ -99,24 +99,24 @@ pub(crate) enum Failing {
 pub(crate) struct Flow {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// When it sends without end, beside its messages: from this time until the other.
+    /// The time in which it sends endlessly, in addition to its messages.
     pub(crate) endless: Option<(Duration, Duration)>,
 }
 
-/// A WRITE with immediate data, in pieces if it is long.
+/// An RDMA WRITE with immediate data, in pieces if it is long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// The flow, by its place in the plan.
+    /// The index of the flow in the plan.
     pub(crate) flow: usize,
     /// At least 1.
     pub(crate) bytes: u64,
-    /// It is posted at this time, or when all messages have arrived that it comes after, whichever is later.
+    /// It is posted at this time, or when all messages of `after` have arrived, whichever is later.
     pub(crate) start: Duration,
-    /// Places of messages in the plan.
+    /// Indices of messages in the plan.
     pub(crate) after: Vec<usize>,
 }
 
-/// How the hosts send.
+/// The transport of the hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct Transport {
     pub(crate) control: CongestionControl,
@@ -130,6 +130,6 @@ pub(crate) struct Transport {
     pub(crate) window: u32,
     /// ACK timeout: 4.096 µs · 2^timeout.
     pub(crate) timeout: u8,
-    /// How long after a poll the host polls again at the earliest.
+    /// The least time between two polls of a host.
     pub(crate) poll_interval: Duration,
 }

@@ -21,12 +21,12 @@ use crate::quantity::Time;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-/// Points of a line at most, and of that of a flow: enough for the width that it has.
+/// The most points of a line, and of a flow's line: as many as its width can show.
 const POINTS: usize = 160;
 const FLOW_POINTS: usize = 50;
-/// Flows of which each has a line.
+/// The most flows with a line each.
 const FLOWS: usize = 8;
-/// Queues that are drawn.
+/// The most queues that are drawn.
 const QUEUES: usize = 3;
 const ROW: u32 = 190;
 const WIDTH: u32 = 1000;
@@ -42,7 +42,8 @@ pub(super) const COLORS: [RGBColor; 6] = [
 const FAILED: RGBColor = RGBColor(255, 226, 226);
 const GREY: RGBColor = RGBColor(150, 150, 150);
 
-/// Two pictures for the first run of each case, one below the other: rates on the left, the longest queues on the right.
+/// Draws two pictures side by side for the first run of each case: rates on the left, the longest queues on the right.
+/// Cases are below each other.
 pub(crate) fn write(path: &Path, title: &str, of: &Description, cases: &[Case]) -> Result<(), Failure> {
     let text = draw(title, of, cases).map_err(|error| Failure::run(format!("drawing: {error}")))?;
     std::fs::write(path, text).map_err(|error| Failure::run(format!("{}: {error}", path.display())))
@@ -57,7 +58,7 @@ fn draw(title: &str, of: &Description, cases: &[Case]) -> Result<String, Box<dyn
             .into_drawing_area();
         root.fill(&WHITE)?;
         let root = root.titled(title, ("sans-serif", 15))?;
-        // The same axes for all, so that one can be compared with the other.
+        // All pictures have the same axes, for comparison.
         let most_time = runs.iter().map(|(_, run)| end(&run.outcome)).fold(0.0, f64::max);
         let lines: Vec<[Vec<Line>; 2]> =
             runs.iter().map(|(_, run)| lines(&run.outcome, &run.groups)).collect();
@@ -90,13 +91,13 @@ fn draw(title: &str, of: &Description, cases: &[Case]) -> Result<String, Box<dyn
 
 /// A line of a picture: time in ms.
 struct Line {
-    /// For the legend.
+    /// Its name in the legend.
     name: Option<String>,
     color: RGBColor,
     points: Vec<(f64, f64)>,
 }
 
-/// Those of rates, and of queues.
+/// The lines of rates, and of queues.
 fn lines(outcome: &Outcome, groups: &[Group]) -> [Vec<Line>; 2] {
     let mut rates = Vec::new();
     let flows = outcome.flows.len();
@@ -194,7 +195,7 @@ fn picture(
     Ok(())
 }
 
-/// When something is down, in ms.
+/// The time of an outage, in ms.
 fn failed(failure: &FailureEntry, end: f64) -> Range<f64> {
     let ms = |time: Time| (time.0.as_secs_f64() * 1e3).min(end);
     ms(failure.at)..failure.until.map_or(end, ms)
@@ -204,9 +205,9 @@ fn end(outcome: &Outcome) -> f64 {
     outcome.times.last().map_or(0.0, |time| time.as_secs_f64() * 1e3)
 }
 
-/// At most `points` of a series, each for the samples since the one before it.
+/// At most `points` points of a series; each covers the samples since the previous one.
 fn thin(times: &[Duration], values: &[f64], points: usize, of: fn(&[(f64, f64)]) -> f64) -> Vec<(f64, f64)> {
-    // Samples are apart by the same time, but for the last one.
+    // Samples have equal distances, except the last one.
     let before = [Duration::ZERO].into_iter().chain(times.iter().copied());
     let weighted = times.iter().zip(before).zip(values);
     let weighted: Vec<(f64, f64)> =

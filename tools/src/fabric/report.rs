@@ -1,4 +1,4 @@
-//! The printed report: a table, and what accompanies it.
+//! The printed report: a table and the text around it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -23,19 +23,20 @@ pub(crate) struct Case {
 /// One run, with its seed.
 pub(crate) struct Run {
     pub(crate) seed: u64,
-    /// Its traffic: what is left to chance is another one with each seed.
+    /// Its traffic: random choices differ between seeds.
     pub(crate) groups: Vec<Group>,
     pub(crate) measures: Vec<Measure>,
     pub(crate) outcome: Outcome,
-    /// The command that repeats it alone.
+    /// The command that repeats this run alone.
     pub(crate) command: String,
-    /// What was not done.
+    /// The work that was not completed.
     complaint: Option<String>,
-    /// How many flows stood still at its end.
+    /// The number of stalled flows at the end.
     still: Option<String>,
 }
 
-/// What is kept of a run beside its measures: all that has its place in the report, and no more, for there may be thousands.
+/// The data of a run to keep in addition to its measures: only what the report shows, since there may be thousands of
+/// runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keeping {
     /// Flows, messages, queues and links.
@@ -44,14 +45,14 @@ pub(crate) struct Keeping {
     pub(crate) series: bool,
 }
 
-/// Columns beside each other at most.
+/// The most columns side by side.
 const COLUMNS: usize = 8;
-/// Queues, and links of hosts, that are named at most.
+/// The most queues, and links of hosts, that are listed.
 const NAMED: usize = 5;
-/// Links between switches: a pause of these is felt by flows that have nothing to do with it.
+/// The most links between switches that are listed. There are more of these, since their pauses affect unrelated flows.
 const BETWEEN_SWITCHES: usize = 64;
 
-/// What was run. Of several settings the first is told, and the report says what changes.
+/// The settings. With several settings, those of the first; the report says what differs.
 pub(crate) fn heading(description: &Description, memory: &Memory, labels: &[&str]) -> String {
     let first = match labels {
         [first, _, ..] => format!("\nthis is '{first}'; the others are labelled by their differences"),
@@ -125,12 +126,12 @@ fn block(text: &mut String, cases: &[Case], groups: &[String]) {
 }
 
 impl Case {
-    /// A measure of each run.
+    /// A measure of all runs.
     pub(crate) fn values(&self, at: usize) -> Vec<f64> {
         self.runs.iter().filter_map(|run| run.measures.get(at)?.value).collect()
     }
 
-    /// The name that a measure is, or how many different ones it is in its runs.
+    /// The name that is the value of a measure, or the number of different names in the runs.
     fn name(&self, at: usize) -> Option<String> {
         let names: BTreeSet<&String> =
             self.runs.iter().filter_map(|run| run.measures.get(at)?.name.as_ref()).collect();
@@ -138,7 +139,7 @@ impl Case {
         Some(if names.len() > 1 { format!("{} ports", names.len()) } else { first })
     }
 
-    /// Its first run: the trace hash; and queues and pauses, of a case that stands alone.
+    /// Details of the first run: the trace hash; for a single case also queues and pauses.
     pub(crate) fn details(&self, is_alone: bool) -> String {
         let Some(Run { outcome, seed, .. }) = self.runs.first() else { return String::new() };
         let mut text = format!(
@@ -192,7 +193,7 @@ impl Case {
 }
 
 impl Case {
-    /// What was not done, run by run.
+    /// The work that was not completed, for each run.
     pub(crate) fn complaints(&self) -> Vec<String> {
         self.runs
             .iter()
@@ -200,7 +201,7 @@ impl Case {
             .collect()
     }
 
-    /// What is not as it seems in its runs, of which the first one speaks for all.
+    /// A note on stalled flows, from the first run that has any.
     pub(crate) fn note(&self) -> Option<String> {
         let mut of = self.runs.iter().filter_map(|run| Some((run.seed, run.still.as_ref()?)));
         let (seed, still) = of.next()?;
@@ -235,7 +236,7 @@ impl Run {
     }
 }
 
-/// How many flows stood still at the end of a run, and since when.
+/// The number of stalled flows at the end of a run, and since when.
 fn still(outcome: &Outcome) -> Option<String> {
     let still = outcome.still_flows();
     let longest = still.iter().max_by_key(|flow| flow.still_at_end)?;
@@ -244,7 +245,7 @@ fn still(outcome: &Outcome) -> Option<String> {
     Some(format!("{count} of {of} flows are stalled at the end, host{from} to host{to} for {time}"))
 }
 
-/// What was not done.
+/// The work that was not completed.
 fn complaint(outcome: &Outcome, groups: &[Group]) -> Option<String> {
     let failed = outcome.flows.iter().filter_map(|flow| Some((flow, flow.failure.as_ref()?)));
     let failed: Vec<_> = failed.collect();
@@ -270,7 +271,7 @@ fn complaint(outcome: &Outcome, groups: &[Group]) -> Option<String> {
     (!complaints.is_empty()).then(|| complaints.join("; "))
 }
 
-/// A time for people: not to the nanosecond where it is long.
+/// A time as text, rounded if it is long.
 pub(crate) fn legible_time(time: Duration) -> String {
     let nanos = time.as_nanos() as u64;
     match nanos {
@@ -280,13 +281,13 @@ pub(crate) fn legible_time(time: Duration) -> String {
     }
 }
 
-/// The most memory that the process had, as the kernel tells it.
+/// The process's peak memory, as the kernel reports it.
 pub(crate) fn memory() -> String {
     let megabytes = peak_memory_kb().map_or("?".to_owned(), |kilobytes| (kilobytes / 1000).to_string());
     format!("{megabytes} MB of memory in all")
 }
 
-/// A value, or the mean of several and their standard deviation.
+/// A value, or the mean of several with their standard deviation.
 fn cell(values: &[f64]) -> String {
     match (mean(values), deviation(values)) {
         (None, _) => "-".into(),
@@ -295,7 +296,7 @@ fn cell(values: &[f64]) -> String {
     }
 }
 
-/// Four digits or so.
+/// A number with about four digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         _ if !value.is_finite() => "-".to_owned(),

@@ -41,8 +41,8 @@ impl fmt::Display for Scenario {
 }
 
 impl Scenario {
-    /// What a scenario is, with what was asked for of its size. `uplink` is the rate of links between switches, by that of
-    /// the hosts' links.
+    /// The description of a scenario, with its size from the options. `uplink` is the rate of links between switches
+    /// relative to that of the hosts' links.
     pub(crate) fn describe(self, options: &SceneOptions, uplink: f64) -> Result<Description, Wrong> {
         let n = options.hosts.unwrap_or(match self {
             Scenario::Fairness => 4,
@@ -114,8 +114,9 @@ impl Scenario {
                 vec![background, bursts]
             }
             Scenario::Victim => {
-                // Host 0 and 1 are left: a sender of the incast, and of the victim. Right are the receivers of both,
-                // hosts 2 and 3, and the other senders. The link between has room for the left ones.
+                // Hosts 0 and 1 are on the left: a sender of the incast, and the victim's sender. On the right are the
+                // receivers of both, hosts 2 and 3, and the other senders. The link between the switches has the
+                // capacity of both left hosts.
                 hosts = n + 3;
                 shape = ShapeName::Dumbbell;
                 links.uplink_rate = Some(Rate(2 * links.rate.0));
@@ -138,7 +139,7 @@ impl Scenario {
             Scenario::Allreduce => {
                 shape = ShapeName::LeafSpine;
                 hosts = n.saturating_mul(options.rails.unwrap_or(1).clamp(1, MAX_RAILS));
-                // Of one all-reduce, which may be of 1 GiB.
+                // The limit of one all-reduce, which may have 1 GiB.
                 time = TimeSection { limit: ms(5000), ..time };
                 Vec::new()
             }
@@ -153,7 +154,7 @@ impl Scenario {
                 let load = Some(options.load.unwrap_or(0.3));
                 let random = Traffic { name, load, hosts: senders(0), ..Traffic::of(Pattern::Random) };
                 let stop = options.post_for.unwrap_or(ms(20));
-                // The last ones have as much time as they have by default.
+                // The last messages get the same time to complete as with the default `--post-for`.
                 time.limit = Time(time.limit.0.max(stop.0.saturating_add(ms(180).0)));
                 vec![Traffic { sizes: Some(Sizes::Websearch), stop: Some(stop), ..random }]
             }
@@ -177,7 +178,7 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// What is for other scenarios is refused.
+    /// Rejects options of other scenarios.
     fn check(self, options: &SceneOptions) -> Result<(), Wrong> {
         let is_endless = matches!(self, Scenario::Fairness | Scenario::Victim);
         let is_random = self == Scenario::Websearch;
@@ -203,7 +204,7 @@ impl Scenario {
     }
 }
 
-/// What the ranks of a topology do.
+/// The operations of the ranks of a topology.
 fn allreduce(options: &SceneOptions, ranks: usize, topology: &Shape) -> AllreduceSection {
     let default = AllreduceSection::default();
     let of_leaf = match topology {
@@ -224,7 +225,7 @@ fn allreduce(options: &SceneOptions, ranks: usize, topology: &Shape) -> Allreduc
     }
 }
 
-/// A shape with room for so many hosts.
+/// A topology with at least this many hosts.
 fn shape_for(
     name: ShapeName,
     (hosts, left): (usize, usize),

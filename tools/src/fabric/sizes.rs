@@ -1,19 +1,19 @@
-//! Message sizes, by distribution.
+//! Distributions of message sizes.
 
 use serde::{Deserialize, Serialize};
 
 use super::chance::Chance;
 
-/// A distribution that was published.
+/// A published distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Sizes {
-    /// Flows of a cluster for web search: DCTCP (SIGCOMM 2010), figure 4, with the numbers that pFabric (SIGCOMM 2013) took
-    /// from it, as the HPCC repository has them in bytes (`traffic_gen/WebSearch_distribution.txt`).
+    /// Flows of a web search cluster: DCTCP (SIGCOMM 2010), figure 4, with the numbers that pFabric (SIGCOMM 2013) read
+    /// from it, in bytes as in the HPCC repository (`traffic_gen/WebSearch_distribution.txt`).
     Websearch,
 }
 
-/// Bytes, and how many of 100 messages are at most so long. Between two rows the size grows evenly.
+/// Bytes, and the percentage of messages with at most that size. Between two rows, linear interpolation.
 const WEBSEARCH: [(u64, u64); 12] = [
     (1, 0),
     (10_000, 15),

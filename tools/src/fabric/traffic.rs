@@ -1,4 +1,4 @@
-//! Traffic: who sends what to whom, and when.
+//! Traffic: senders, receivers, sizes and times.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,20 +21,20 @@ use crate::quantity::{Bytes, Rate, Time};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Traffic {
-    /// What it is called in the report; its pattern by default.
+    /// Its name in the report; by default its pattern.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
     pub(crate) pattern: Pattern,
-    /// The hosts that take part, all by default.
+    /// The hosts that take part; all by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hosts: Option<Hosts>,
-    /// Who receives, of an incast.
+    /// The receiver of an incast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) to: Option<usize>,
-    /// Sender and receiver, of the pattern of that name.
+    /// Sender and receiver, for the pattern `pairs`.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "pair::many")]
     pub(crate) pairs: Vec<[usize; 2]>,
-    /// Flows send without end.
+    /// Whether flows send endlessly.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) endless: bool,
     /// The length of a message.
@@ -43,42 +43,43 @@ pub(crate) struct Traffic {
     /// The lengths of messages, by distribution.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sizes: Option<Sizes>,
-    /// Messages come by a Poisson process, so that they are this part of the rate of the sender's link.
+    /// Messages of a Poisson process, at this fraction of the rate of the sender's link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) load: Option<f64>,
     /// Messages of each flow, or rounds of a collective.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub(crate) count: usize,
-    /// The time from one to the next; by default one is posted when the one before it has arrived. Of endless flows, the
-    /// time from the beginning of one to that of the next.
+    /// The interval between two messages; by default, each is posted when the previous one has arrived. For endless
+    /// flows, the interval between their starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) every: Option<Time>,
     #[serde(default, skip_serializing_if = "is_now")]
     pub(crate) start: Time,
-    /// When endless flows stop, or no more messages come by load; at the limit by default.
+    /// The time at which endless flows, or random messages, stop; by default the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stop: Option<Time>,
-    /// Each flow starts so much later at most, by chance.
+    /// Each flow starts later by a random time up to this.
     #[serde(default, skip_serializing_if = "is_now")]
     pub(crate) spread: Time,
 }
 
-/// Who sends to whom.
+/// The sender and receiver of each flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Pattern {
-    /// As `pairs` says.
+    /// As given by `pairs`.
     Pairs,
     /// All others to one host.
     Incast,
-    /// Each to one other, by chance; nobody receives from two.
+    /// Each host to a random other one; each receives from one.
     Permutation,
-    /// Each to the next one. With `bytes`, an AllReduce of so many: 2 (n - 1) steps of an n-th of them, each when that of
-    /// the step before has come from the host before.
+    /// Each host to the next one. With `bytes`, an AllReduce of that size: 2 (n - 1) steps with an n-th of the bytes. A
+    /// step starts when the previous one has arrived from the previous host.
     Ring,
-    /// Each to all others. With `bytes`, so many to each, in n - 1 steps, each when that of the step before has come.
+    /// Each host to all others. With `bytes`, that many to each, in n - 1 steps. A step starts when the previous one
+    /// has arrived.
     AllToAll,
-    /// Each message to another host by chance; needs `load`.
+    /// Each message to a random other host; needs `load`.
     Random,
 }
 
@@ -192,30 +193,30 @@ impl<'de> Deserialize<'de> for Hosts {
     }
 }
 
-/// What the flows and messages of an entry are called, and which they are.
+/// The flows and messages of an entry, and their name.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) name: String,
     pub(crate) flows: Range<usize>,
     pub(crate) messages: Range<usize>,
-    /// Of messages by chance: rates of flows tell nothing then.
+    /// For random messages: rates of flows are meaningless then.
     pub(crate) offer: Option<Offer>,
-    /// Whether its flows send without end, and have no messages.
+    /// Whether its flows send endlessly, without messages.
     pub(crate) is_endless: bool,
 }
 
-/// When messages come by load, and from how many.
+/// The time and the senders of random messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     pub(crate) from: Duration,
     pub(crate) until: Duration,
-    /// The rates of the senders' links together, in bit/s.
+    /// The sum of the rates of the senders' links, in bit/s.
     pub(crate) capacity: f64,
-    /// Whether messages are of different sizes.
+    /// Whether messages have different sizes.
     pub(crate) has_sizes: bool,
 }
 
-/// All traffic, as a plan has it.
+/// The traffic of a plan.
 #[derive(Default)]
 pub(super) struct Expanded {
     pub(super) flows: Vec<Flow>,
@@ -223,7 +224,7 @@ pub(super) struct Expanded {
     pub(super) groups: Vec<Group>,
 }
 
-/// Where traffic takes place.
+/// The hosts and limits that traffic is expanded for.
 #[derive(Clone, Copy)]
 pub(super) struct Scene {
     pub(super) seed: u64,
@@ -232,7 +233,7 @@ pub(super) struct Scene {
     pub(super) limit: Time,
 }
 
-/// More messages than that are a mistake, and more flows, of which each has two queue pairs.
+/// More messages or flows than this are considered a mistake. Each flow has two queue pairs.
 pub(super) const MOST_MESSAGES: usize = 4_000_000;
 const MOST_FLOWS: usize = 65_536;
 
@@ -437,7 +438,7 @@ impl Traffic {
         }
     }
 
-    /// How many flows and messages it has at most; of those that come by chance, about.
+    /// The greatest number of flows and messages; for random messages, about the expected number.
     fn size(&self, scene: Scene) -> (usize, f64) {
         let members = self.members(scene).len();
         let each_other = members.saturating_mul(members.saturating_sub(1));
@@ -462,7 +463,7 @@ impl Traffic {
         }
     }
 
-    /// Of a message that comes by chance.
+    /// The mean size of a random message.
     pub(super) fn mean_bytes(&self) -> f64 {
         self.sizes.map_or(self.bytes.map_or(0.0, |bytes| bytes.0 as f64), Sizes::mean)
     }

@@ -1,28 +1,28 @@
-//! When each host is polled next.
+//! The next poll of each host.
 
 use std::time::Duration;
 
 use ferroce::Nanos;
 
-/// One time for each host. A tree of which each node has the earlier of the two times below it, in one piece of memory:
-/// times are put off and brought forward with each poll, and a heap would fill with those that no longer hold.
+/// One time for each host, in a tree in one array. Each node is the earlier of its two children. A heap would fill with
+/// stale entries, since each poll postpones or advances times.
 pub(super) struct Wakes {
-    /// The root is 1, below node n are 2n and 2n + 1, and the second half are the hosts.
+    /// The root is 1, the children of node n are 2n and 2n + 1, and the second half are the hosts.
     nodes: Vec<Nanos>,
-    /// How long after a poll a host is polled again at the earliest.
+    /// The least time between two polls of a host.
     interval: Duration,
-    /// When each host was polled.
+    /// The last poll of each host.
     polled: Vec<Option<Nanos>>,
 }
 
 impl Wakes {
-    /// For so many hosts, none of which is to be polled.
+    /// For `hosts` hosts, without any scheduled poll.
     pub(super) fn new(hosts: usize, interval: Duration) -> Wakes {
         let nodes = vec![Nanos::NEVER; 2 * hosts.next_power_of_two()];
         Wakes { nodes, interval, polled: vec![None; hosts] }
     }
 
-    /// A host is to be polled, not before it may.
+    /// Schedules a poll of a host at `time`, or later if the interval requires it.
     pub(super) fn wake(&mut self, host: usize, time: Nanos) {
         let earliest = self.polled[host].map_or(Nanos::ZERO, |polled| polled + self.interval);
         let time = time.max(earliest);
@@ -31,17 +31,17 @@ impl Wakes {
         }
     }
 
-    /// A host is polled.
+    /// Records a poll of a host.
     pub(super) fn polled(&mut self, host: usize, now: Nanos) {
         self.polled[host] = Some(now);
     }
 
-    /// When the first of them is to be polled; [`Nanos::NEVER`] if none is.
+    /// The time of the earliest poll; [`Nanos::NEVER`] if none is scheduled.
     pub(super) fn next(&self) -> Nanos {
         self.nodes[1]
     }
 
-    /// When a host is to be polled.
+    /// The time of a host's poll.
     fn of(&self, host: usize) -> Nanos {
         self.nodes[self.leaf(host)]
     }
@@ -59,7 +59,7 @@ impl Wakes {
         }
     }
 
-    /// Takes a host whose time has come, the one with the lowest number first. It is not to be polled then until told.
+    /// Takes a host whose poll is due, lowest number first. Its next poll is not scheduled.
     pub(super) fn pop(&mut self, now: Nanos) -> Option<usize> {
         if self.next() > now || self.next() == Nanos::NEVER {
             return None;
@@ -83,9 +83,9 @@ mod tests {
     use super::*;
     use crate::fabric::chance::Chance;
 
-    /// Against a list.
+    /// Compares with a list.
     #[test]
-    fn hosts_come_when_their_time_has_come() {
+    fn hosts_are_polled_when_due() {
         let mut chance = Chance::new(1, 0, 0);
         for hosts in [1, 2, 3, 16, 17] {
             let mut wakes = Wakes::new(hosts, Duration::ZERO);

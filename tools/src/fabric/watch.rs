@@ -1,4 +1,4 @@
-//! What is sampled during a run: goodput, rates and queues.
+//! The samples of a run: goodput, rates and queues.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -22,12 +22,12 @@ pub(super) struct Watch {
 }
 
 struct WatchedFlow {
-    /// Its sender and its receiver: host and end there.
+    /// Sender and receiver: host, and queue pair of the host.
     ends: [(usize, usize); 2],
-    /// Bytes that have come in order at the last sample, and at the end of the warm-up.
+    /// Bytes that had arrived in order at the last sample, and at the end of the warm-up.
     arrived: u64,
     at_start: u64,
-    /// How long it has had something to send and nothing has come: until the last sample, and at most.
+    /// The time with data to send and no arrival: until the last sample, and the maximum.
     still: Duration,
     stillest: Duration,
     goodputs: Vec<f64>,
@@ -39,13 +39,13 @@ struct WatchedQueue {
     /// In bit/s.
     rate: u64,
     at_start: QueueCounters,
-    /// Bytes that the port had sent then.
+    /// Bytes that the port had sent at the end of the warm-up.
     sent_at_start: u64,
     lengths: Vec<u64>,
 }
 
 impl Watch {
-    /// `ends` has, for each flow, its ends at its two hosts.
+    /// `ends`: for each flow, its queue pairs at the two hosts.
     pub(super) fn new(plan: &Plan, built: &Built, ends: &[[usize; 2]]) -> Watch {
         let flows = plan.flows.iter().zip(ends).map(|(flow, [from, to])| {
             let ends = [(flow.from, *from), (flow.to, *to)];
@@ -78,7 +78,7 @@ impl Watch {
                 }
             }
         }
-        // Hosts and switches have the same map unless a plan says otherwise; then the first switch counts.
+        // All hosts and switches have the same map, unless the plan differs; then the first switch counts.
         let classes = plan.topology.switches.first().map(|switch| switch.classes).unwrap_or_default();
         let class = classes.class(plan.transport.dscp);
         let (warm_up, interval) = (plan.warm_up, plan.sample);
@@ -112,8 +112,8 @@ impl Watch {
         }
     }
 
-    /// A packet that was repeated puts in order at once what has come in the samples before, and a host is late by a poll: what
-    /// is above the rate of a receiver's link came earlier.
+    /// Moves goodput above the rate of a receiver's link to earlier samples. It is counted late: a retransmitted packet
+    /// puts packets of earlier samples in order at once, and a host polls with a delay.
     pub(super) fn settle(&mut self) {
         let mut earlier = vec![0.0; self.flows.len()];
         for sample in (0..self.times.len()).rev() {
@@ -127,7 +127,7 @@ impl Watch {
             for (flow, earlier) in self.flows.iter_mut().zip(&mut earlier) {
                 let host = flow.ends[1].0;
                 let rate = flow.goodputs[sample] * (self.host_rates[host] / sums[host]).min(1.0);
-                // The sum is 0 where nothing has come.
+                // The sum is 0 if nothing arrived.
                 let rate = if rate.is_nan() { 0.0 } else { rate };
                 *earlier = (flow.goodputs[sample] - rate) * seconds;
                 flow.goodputs[sample] = rate;
@@ -135,7 +135,7 @@ impl Watch {
         }
     }
 
-    /// Until the last sample.
+    /// The time of the last sample.
     pub(super) fn duration(&self) -> Duration {
         self.times.last().copied().unwrap_or(self.interval)
     }
@@ -144,22 +144,22 @@ impl Watch {
         std::mem::take(&mut self.times)
     }
 
-    /// Bytes of a flow that have come since the warm-up.
+    /// Bytes of a flow that have arrived since the warm-up.
     pub(super) fn bytes(&self, flow: usize) -> u64 {
         self.flows[flow].arrived - self.flows[flow].at_start
     }
 
-    /// Bytes of a flow that have come.
+    /// Bytes of a flow that have arrived.
     pub(super) fn all_bytes(&self, flow: usize) -> u64 {
         self.flows[flow].arrived
     }
 
-    /// The longest time that nothing of a flow has come, and that until now.
+    /// The longest time without an arrival of a flow, and the time since the last arrival.
     pub(super) fn still(&self, flow: usize) -> (Duration, Duration) {
         (self.flows[flow].stillest, self.flows[flow].still)
     }
 
-    /// Goodput and rates of a flow, in bit/s.
+    /// Takes the goodput and rates of a flow, in bit/s.
     pub(super) fn take_series(&mut self, flow: usize) -> (Vec<f64>, Vec<f64>) {
         let flow = &mut self.flows[flow];
         (std::mem::take(&mut flow.goodputs), std::mem::take(&mut flow.rates))
@@ -214,7 +214,7 @@ impl Watch {
     }
 }
 
-/// A port, and what is at the other end of its link.
+/// The name of a port and of the other end of its link.
 pub(super) fn name(fabric: &Fabric, port: PortId) -> String {
     format!("{} to {}", port_name(fabric, port), port_name(fabric, fabric.peer(port)))
 }

@@ -11,7 +11,7 @@ use super::plan::{Flow, Plan};
 /// Ethernet, IPv4, UDP, BTH and ICRC.
 const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
 
-/// The shortest ways between the hosts of flows.
+/// The shortest paths between the hosts of flows.
 pub(super) struct Ways {
     path_mtu: u64,
     overhead: u64,
@@ -20,11 +20,11 @@ pub(super) struct Ways {
 
 #[derive(Clone, Copy)]
 struct Way {
-    /// Of all links.
+    /// The sum over all links.
     delay: Duration,
-    /// In bit/s, of the slowest link.
+    /// The rate of the slowest link, in bit/s.
     rate: u64,
-    /// Seconds that a bit takes on all links together.
+    /// The sum of the bit times of all links, in seconds.
     bit: f64,
 }
 
@@ -37,7 +37,7 @@ impl Ways {
             neighbours.entry(a).or_default().push((b, cable.link.delay, rate));
             neighbours.entry(b).or_default().push((a, cable.link.delay, rate));
         }
-        // Of links side by side the fastest counts.
+        // Of parallel links, the fastest counts.
         neighbours.values_mut().for_each(|links| links.sort_by_key(|(_, _, rate)| Reverse(*rate)));
         let mut ways = HashMap::new();
         let mut sources: Vec<usize> = plan.flows.iter().map(|flow| flow.from).collect();
@@ -68,8 +68,8 @@ impl Ways {
         Ways { path_mtu, overhead: plan.fabric.overhead.into(), ways }
     }
 
-    /// From the first byte until the acknowledgement of the last one: all packets over the slowest link, the last one (the
-    /// shortest) over the others, and the acknowledgement back.
+    /// The time from the first byte to the acknowledgement of the last one: all packets over the slowest link, the last
+    /// one (the shortest) over the other links, and the acknowledgement back.
     pub(super) fn alone(&self, flow: &Flow, bytes: u64) -> Duration {
         let Some(Way { delay, rate, bit }) = self.ways.get(&(flow.from, flow.to)).copied() else {
             return Duration::ZERO;

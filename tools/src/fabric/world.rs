@@ -1,4 +1,4 @@
-//! A run: carries out a plan, from event to event, with contexts on `driver::sim::fabric`.
+//! Carries out a plan, event by event, with contexts on `driver::sim::fabric`.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,14 +15,14 @@ use super::watch::Watch;
 use super::ways::Ways;
 use crate::failure::{Failure, OrFail};
 
-/// Carries out a plan. `progress` is told at each sample at least which part of it is done, and ends the run by
+/// Carries out a plan. `progress` gets the fraction that is done, at least at each sample, and stops the run by
 /// returning `false`.
 #[cfg(test)]
 pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(f64) -> bool) -> Result<Outcome, Failure> {
     run_observed(plan, progress, |_| Ok(()))
 }
 
-/// The same, with a look at the fabric before it begins.
+/// The same, with a look at the fabric before the run.
 pub(crate) fn run_observed(
     plan: &Plan,
     progress: &mut dyn FnMut(f64) -> bool,
@@ -36,7 +36,7 @@ pub(crate) fn run_observed(
     Ok(world.outcome(set_up, start.elapsed() - set_up))
 }
 
-/// Turns of a run after which progress is told at the latest: somebody may want to end it.
+/// The most turns between two reports of progress, which also check for an interruption.
 const TURNS: u32 = 1 << 14;
 
 struct World<'a> {
@@ -44,32 +44,32 @@ struct World<'a> {
     built: Built,
     fabric: Fabric,
     hosts: Vec<Host>,
-    /// For each flow, its ends at its two hosts.
+    /// For each flow, its queue pairs at the two hosts.
     ends: Vec<[usize; 2]>,
     messages: Vec<Delivery>,
     wakes: Wakes,
-    /// What the plan wants at a time.
+    /// Scheduled actions of the plan.
     agenda: BinaryHeap<Reverse<(Nanos, Item)>>,
     watch: Watch,
     polls: u64,
     completed: usize,
 }
 
-/// What a plan wants at a time.
+/// An action that the plan schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Item {
-    /// An endless flow begins, or ends.
+    /// An endless flow starts or stops.
     Endless { flow: usize, begins: bool },
-    /// A message is due, if all have arrived that it comes after.
+    /// The start time of a message is reached. It is posted if all messages before it have arrived.
     Message { number: usize },
 }
 
-/// How far a message is.
+/// The state of a message.
 #[derive(Clone, Default)]
 struct Delivery {
-    /// What still keeps it from being posted: messages that it comes after, and its own time.
+    /// The number of conditions before it is posted: messages that must arrive first, and its start time.
     awaits: usize,
-    /// Messages that come after it.
+    /// Messages that wait for this one.
     followers: Vec<usize>,
     posted: Option<Nanos>,
     completed: Option<Nanos>,
@@ -86,7 +86,7 @@ impl<'a> World<'a> {
                 queue_pairs[host] - 1
             }));
         }
-        // All read and write the same memory: nobody looks at it, and it stays in the cache.
+        // All hosts share one memory region: its contents are unused, and it stays in the cache.
         let memory = Memory::shared(PIECE as usize).or_fail(|| "memory of the hosts".into())?;
         let mut hosts = Vec::new();
         for (number, queue_pairs) in queue_pairs.iter().enumerate() {
@@ -137,7 +137,7 @@ impl<'a> World<'a> {
         let is_endless = self.plan.flows.iter().any(|flow| flow.endless.is_some());
         let end = BEGIN + self.plan.duration;
         let mut sample = BEGIN + self.plan.sample;
-        // What is measured begins with a sample of its own.
+        // The measured time begins with a sample.
         let mut warm = Some(BEGIN + self.plan.warm_up).filter(|warm| *warm > BEGIN);
         let mut turns = 0_u32;
         let mut woken: Vec<HostId> = Vec::new();
@@ -182,7 +182,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Which part is done: a run ends with its last message, or when its time is over.
+    /// The fraction of the run that is done: it ends with the last message, or at its time limit.
     fn part(&self, now: Duration) -> f64 {
         let time = now.as_secs_f64() / self.plan.duration.as_secs_f64();
         match self.messages.len() {
@@ -191,7 +191,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whether all messages were completed or nothing will happen any more, as after queue pairs have failed.
+    /// Whether all messages are completed, or no further event can occur, as after queue pairs have failed.
     fn is_over(&self) -> bool {
         let is_still = || {
             self.wakes.next() == Nanos::NEVER && self.agenda.is_empty() && self.fabric.next_event().is_none()
@@ -211,7 +211,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A message has one thing less to wait for.
+    /// One condition of a message is met.
     fn released(&mut self, number: usize, now: Nanos) -> Result<(), Failure> {
         self.messages[number].awaits -= 1;
         if self.messages[number].awaits > 0 {
@@ -310,7 +310,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// How long each flow has had messages to send.
+/// The time in which each flow had messages to send.
 fn times_of_flows(messages: &[MessageOutcome], flows: usize, end: Duration) -> Vec<Duration> {
     let mut by_flow: Vec<Vec<&MessageOutcome>> = vec![Vec::new(); flows];
     for message in messages {
@@ -384,9 +384,9 @@ mod tests {
             let outcome = run(&plan, &mut |_| true).unwrap();
             let sum: f64 = outcome.flows.iter().filter_map(FlowOutcome::goodput).sum();
             let Outcome { fabric, hosts, .. } = &outcome;
-            // Of each frame of 1106 bytes with preamble and gap, 1024 are payload.
+            // Each frame takes 1106 bytes with preamble and gap, with 1024 bytes of payload.
             let most = 25e9 * 1024.0 / 1106.0;
-            // Without PFC some are lost.
+            // Without PFC some packets are dropped.
             assert!(sum <= 1.01 * most && sum > 0.96 * most, "{sum}");
             let counted = fabric.delivered + fabric.dropped() + fabric.under_way;
             assert_eq!(fabric.sent + fabric.duplicated, counted, "{fabric:?}");
@@ -421,7 +421,7 @@ mod tests {
         }
     }
 
-    /// The same plan, the same run; hosts that are only there change nothing.
+    /// The same plan gives the same run; idle hosts change nothing.
     #[test]
     fn a_run_repeats_itself_with_idle_hosts_too() {
         let ecn = EcnConfig::new(5150, 206_000, 0.01);
@@ -458,7 +458,7 @@ mod tests {
             assert!(time >= message.alone, "{message:?}");
             assert!(time < message.alone + Duration::from_micros(3), "{message:?}");
             for before in &plan.messages[number].after {
-                // It has arrived before it is acknowledged.
+                // It arrives before it is acknowledged.
                 assert!(
                     message.posted.unwrap() + Duration::from_micros(5)
                         > outcome.messages[*before].completed.unwrap()

@@ -1,10 +1,10 @@
-//! An invalid value: its place, the value, and what it must be.
+//! An invalid value: its place, the value, and the valid values.
 
 use std::fmt;
 
 use crate::failure::legible;
 
-/// Where it is, what it is, and what it must be.
+/// The place, the value, and the valid values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     /// Its place in a description, such as `switches.kmin` or `traffic.0.to`.

@@ -1,4 +1,4 @@
-//! The ranks of a communicator, and its last operations at all of them.
+//! The ranks of a communicator, and its last operations on all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,29 +7,29 @@ use ferroce_collectives::flight::{Diagnosis, OperationRecord, RecordedCommunicat
 
 use super::sources::{Origin, Sources};
 
-/// A communicator as several ranks have recorded it.
+/// A communicator, merged from the recordings of several ranks.
 pub(super) struct Merged<'a> {
     pub(super) diagnosis: &'a Diagnosis,
-    /// By rank; where there are several recordings of a rank, the last.
+    /// By rank. If a rank has several recordings, the latest one.
     pub(super) ranks: BTreeMap<u32, Rank<'a>>,
-    /// The last operations, the oldest first.
+    /// The last operations, oldest first.
     pub(super) operations: Vec<Together<'a>>,
 }
 
-/// A rank's part.
+/// One rank of a communicator.
 pub(super) struct Rank<'a> {
     pub(super) recording: &'a Recording,
     pub(super) own: &'a RecordedCommunicator,
     pub(super) origin: &'a Origin,
 }
 
-/// An operation, as far as ranks have called it.
+/// An operation, on all ranks that have called it.
 pub(super) struct Together<'a> {
     pub(super) parts: Vec<(u32, &'a OperationRecord)>,
 }
 
 impl<'a> Merged<'a> {
-    /// Of so many operations.
+    /// Merges the last `last` operations.
     pub(super) fn new(diagnosis: &'a Diagnosis, sources: &'a Sources, last: usize) -> Merged<'a> {
         let mut ranks: BTreeMap<u32, Rank<'a>> = BTreeMap::new();
         for (recording, origin) in sources.recordings.iter().zip(&sources.origins) {
@@ -39,7 +39,7 @@ impl<'a> Merged<'a> {
                 }
             }
         }
-        // Calls of all ranks have the same number there; what is of two ranks stands alone.
+        // Collective calls have the same number at all ranks. Point-to-point operations are not merged.
         let mut together: BTreeMap<(Option<u32>, u32, u64), Together<'a>> = BTreeMap::new();
         for (rank, part) in &ranks {
             for operation in &part.own.operations {
@@ -57,14 +57,14 @@ impl<'a> Merged<'a> {
         Merged { diagnosis, ranks, operations }
     }
 
-    /// When the last recording was taken.
+    /// The time of the latest recording.
     pub(super) fn taken(&self) -> Duration {
         self.ranks.values().map(|rank| rank.recording.taken).max().unwrap_or_default()
     }
 }
 
 impl Rank<'_> {
-    /// What it is about.
+    /// The state of the communicator, as text.
     pub(super) fn state(&self) -> String {
         let ago = |time: Duration| seconds(self.recording.taken.saturating_sub(time));
         let polled = ago(self.recording.polled);
@@ -93,7 +93,7 @@ impl Rank<'_> {
         }
     }
 
-    /// How far an operation is, and whom it waits for.
+    /// The progress of an operation, and the rank that it waits for.
     fn progress(&self, operation: &OperationRecord) -> String {
         let (steps, done) = operation.steps;
         let named: Vec<String> = operation.waits_for.iter().map(u32::to_string).collect();
@@ -111,26 +111,26 @@ impl Rank<'_> {
 }
 
 impl Together<'_> {
-    /// When the first rank began.
+    /// The time at which the first rank started.
     pub(super) fn began(&self) -> Option<Duration> {
         self.parts.iter().filter_map(|(_, part)| part.began).min()
     }
 
-    /// The rank that began last, and how much later than the first by the clocks of their hosts.
+    /// The rank that started last, and its delay after the first rank, by the clocks of their hosts.
     pub(super) fn last(&self) -> Option<(u32, Duration)> {
         let began = self.parts.iter().filter_map(|(rank, part)| Some((part.began?, *rank)));
         let (last, rank) = began.max()?;
         (self.parts.len() > 1).then(|| (rank, last.saturating_sub(self.began().unwrap_or(last))))
     }
 
-    /// From the first beginning to the last end, if it has ended at all ranks that have called it.
+    /// From the first start to the last end, if the operation has ended on all ranks that have called it.
     pub(super) fn time(&self) -> Option<Duration> {
         let ends: Option<Vec<Duration>> = self.parts.iter().map(|(_, part)| part.ended).collect();
         Some(ends?.into_iter().max()?.saturating_sub(self.began()?))
     }
 }
 
-/// A time with three digits or so.
+/// A time with about three digits.
 pub(super) fn seconds(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds {

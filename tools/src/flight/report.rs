@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::merged::{Merged, Rank, Together};
 use crate::quantity::nanos;
 
-/// A communicator. Times are nanoseconds since the Unix epoch, or long.
+/// A communicator. Times are in nanoseconds: points in time since the Unix epoch, and durations.
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
     communicator: String,
@@ -29,9 +29,9 @@ struct Found {
 struct Part<'a> {
     rank: u32,
     process: u32,
-    /// Of one that runs.
+    /// Of a running process.
     command: Option<&'a str>,
-    /// Where it was read from, if not from a process.
+    /// The file that it was read from, or `None` for a process.
     file: Option<String>,
     host: &'a str,
     device: &'a str,

@@ -14,29 +14,29 @@ use crate::failure::{Failure, OrFail, legible};
 use crate::output::say;
 use crate::process::command_line;
 
-/// What files of recorders are called in a directory that is given.
+/// Prefix of the files that are read from a directory.
 const PREFIX: &str = "ferroce-flight";
-/// Longer than a recording is.
+/// A limit above the length of any recording.
 const LONGEST: u64 = 16 << 20;
-/// Files that are taken from a directory.
+/// The most files that are read from a directory.
 const FILES_MAX: usize = 65_536;
-/// Processes and files of which each has a line.
+/// The most processes and files that are listed one per line.
 const LINES_MAX: usize = 64;
 
-/// Recordings, and where each is from.
+/// Recordings, and the source of each.
 #[derive(Default)]
 pub(super) struct Sources {
     pub(super) recordings: Vec<Recording>,
-    /// Of each.
+    /// The source of each recording.
     pub(super) origins: Vec<Origin>,
-    /// Why files of directories could not be read.
+    /// The reasons that files in directories could not be read.
     pub(super) unread: Vec<Failure>,
 }
 
 pub(super) enum Origin {
-    /// It runs.
+    /// A running process.
     Process {
-        /// As it was started, if that can be seen.
+        /// Its command line, if it is readable.
         command: Option<String>,
     },
     File(PathBuf),
@@ -59,7 +59,7 @@ impl Origin {
 }
 
 impl Sources {
-    /// Of the files, directories and processes that are named; of all processes of this host if none is.
+    /// Reads the named files, directories and processes; without any, all processes of this host.
     pub(super) fn find(named: &[PathBuf]) -> Result<Sources, Failure> {
         let mut all = Sources::default();
         if named.is_empty() {
@@ -88,7 +88,7 @@ impl Sources {
                     )));
                 }
                 for file in files {
-                    // What the others tell is wanted all the more.
+                    // One unreadable file must not hide the other recordings.
                     let unread = all.add_file(file).err();
                     all.unread.extend(unread);
                 }
@@ -110,10 +110,11 @@ impl Sources {
         Ok(())
     }
 
-    /// A line for each process that runs and has a part of these communicators, and for each file of which a later one has all.
+    /// A line for each running process that is part of these communicators, and for each file whose parts all have
+    /// later recordings.
     pub(super) fn heading(&self, communicators: &[u64]) -> String {
         let mut lines: Vec<String> = Vec::new();
-        // By communicator and rank, where it was recorded last.
+        // By communicator and rank: the latest recording.
         let mut latest: BTreeMap<(u64, u32), usize> = BTreeMap::new();
         let parts = |index: usize| {
             let all = self.recordings[index].communicators.iter();
@@ -134,7 +135,7 @@ impl Sources {
                 (Origin::Process { command }, _) => {
                     let command = command.as_deref().unwrap_or("its command can't be seen");
                     let line = format!("process {}: {command}", recording.process);
-                    // One may have several recorders.
+                    // A process may have several recorders.
                     if lines.last() != Some(&line) {
                         lines.push(line);
                     }
@@ -160,7 +161,8 @@ impl Sources {
     }
 }
 
-/// Writes files of processes that run; of all of this host if none is named. Prints their paths, and returns how many there are.
+/// Writes files for the named processes; without any, for all processes of this host. Prints their paths and returns
+/// their number.
 pub(super) fn dump(folder: &Path, named: &[PathBuf]) -> Result<usize, Failure> {
     let pid = |source: &PathBuf| {
         process(source).ok_or_else(|| {
@@ -193,7 +195,7 @@ pub(super) fn dump(folder: &Path, named: &[PathBuf]) -> Result<usize, Failure> {
     }
 }
 
-/// The process that is named.
+/// The process id, if the source is a number.
 fn process(source: &Path) -> Option<u32> {
     source.to_str().and_then(|text| text.parse().ok()).filter(|_| !source.exists())
 }
@@ -221,7 +223,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 fn read(path: &Path) -> Result<Recording, Failure> {
-    // In a directory where all may write, one may be a pipe that nobody ever writes to.
+    // In a world-writable directory, a file may be a FIFO without a writer.
     let flags = OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).or_fail(|| shown(path))?;
     if !file.metadata().or_fail(|| shown(path))?.is_file() {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::merged::{Merged, Together, seconds};
 use crate::quantity::Bytes;
 
-/// Ranks of which each has a line.
+/// The most ranks that are listed one per line.
 const RANKS_MAX: usize = 64;
 
 pub(super) fn draw(merged: &Merged<'_>) -> String {
     let mut text = String::new();
-    // Writing to a string does not fail.
+    // Writing to a string can't fail.
     let _ = write(&mut text, merged);
     text
 }

@@ -14,15 +14,15 @@ use super::merged::Merged;
 use crate::failure::{Failure, OrFail};
 
 const WIDTH: u32 = 1000;
-/// Pixels of a rank, and of what is around the rows.
+/// Height of a rank's row, and the margins, in pixels.
 const ROW: u32 = 22;
 const AROUND: u32 = 90;
-/// Rows at most.
+/// The most rows.
 const ROWS_MAX: u32 = 256;
-/// An operation that waits for the others to begin, that works, that has not ended.
+/// Colors of an operation that waits for other ranks to start, that is in progress, and that has not ended.
 const COLORS: [RGBColor; 3] = [RGBColor(174, 199, 232), RGBColor(31, 119, 180), RGBColor(214, 39, 40)];
 
-/// One chart below the other.
+/// Draws the charts below each other.
 pub(super) fn write(path: &Path, merged: &[Merged<'_>]) -> Result<(), Failure> {
     let text = draw(merged).map_err(|error| Failure::run(format!("drawing: {error}")))?;
     std::fs::write(path, text).or_fail(|| format!("--svg {}", path.display()))

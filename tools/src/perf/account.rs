@@ -1,4 +1,4 @@
-//! What is counted of one message size. A run that ends early reports what was counted until then.
+//! The counters of one message size. A run that ends early reports what was counted until then.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::plan::{Mode, Operation, Plan, Service};
 use super::report::{Counted, Latency, Measurement};
 use crate::failure::Failure;
 
-/// The results of a run until now.
+/// The results of a run so far.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// What the server decided.
+    /// The server's choice.
     pub(super) path_mtu: PathMtu,
     pub(super) results: Vec<Measurement>,
 }
@@ -24,17 +24,17 @@ impl Measured {
     }
 }
 
-/// What one end counts while messages of one size are moved, in laps.
+/// The counters of one end while messages of one size are transferred, in laps.
 pub(super) struct Account {
     size: u32,
     pub(super) messages: u64,
     pub(super) lost: u64,
-    /// The receiver has said what is lost of the last lap.
+    /// The receiver has reported the lost messages of the last lap.
     pub(super) is_told: bool,
     pub(super) verified: u64,
     pub(super) time: Duration,
     pub(super) latencies: Option<Histogram<u64>>,
-    /// Since when a lap is under way.
+    /// The start of the current lap.
     lap: Option<Nanos>,
 }
 
@@ -51,26 +51,26 @@ impl Account {
         self.is_told = false;
     }
 
-    /// A lap is over, with so many messages.
+    /// Ends a lap with this many messages.
     pub(super) fn end_lap(&mut self, messages: u64, time: Duration) {
         self.messages += messages;
         self.time += time;
         self.lap = None;
     }
 
-    /// The lap that is under way, if there is one, is not ended.
+    /// Ends the current lap early, if there is one.
     pub(super) fn cut_lap(&mut self, messages: u64, now: Nanos) {
         if let Some(began) = self.lap {
             self.end_lap(messages, now.since(began));
         }
     }
 
-    /// What came of it. The server of a latency test times nothing.
+    /// The measurement. The server of a latency test measures no times.
     pub(super) fn measurement(self, plan: &Plan, role: Origin, path_mtu: PathMtu) -> Measurement {
-        // Each message of a latency test has been answered.
+        // In a latency test, each message was answered.
         let is_told = self.is_told || plan.mode == Mode::Lat;
         let counted = match plan.operation {
-            // The server counts what comes.
+            // The server counts messages that arrive.
             _ if !plan.is_reliable() && !is_told && role == Origin::Client => Counted::Sent,
             Operation::Write if plan.service == Service::Uc && self.size > path_mtu.bytes() => Counted::Begun,
             _ => Counted::Arrived,
@@ -83,7 +83,7 @@ impl Account {
     }
 }
 
-/// Nanoseconds, up to a minute, to three digits.
+/// For nanoseconds up to a minute, with three digits.
 fn histogram() -> Result<Histogram<u64>, Failure> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3)
         .map_err(|error| Failure::run(format!("histogram: {error}")))
@@ -94,7 +94,7 @@ mod tests {
     use super::super::plan::tests::plan;
     use super::*;
 
-    /// What is said of 200 messages of 64 KiB, of which 2 are lost as far as the receiver tells.
+    /// The JSON for 200 messages of 64 KiB with 2 losses, as far as the receiver reported them.
     fn said(operation: Operation, service: Service, role: Origin, is_told: bool) -> serde_json::Value {
         let plan = Plan { operation, service, ..plan(1, false) };
         let mut account = Account::new(&plan, 65536).unwrap();

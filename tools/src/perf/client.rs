@@ -20,7 +20,7 @@ pub(super) enum Stop {
 }
 
 impl Stop {
-    /// How many messages of `size` bytes that is at most, and when it ends.
+    /// The most messages of `size` bytes, and the deadline.
     pub(super) fn limits(self, size: u32, now: Nanos) -> (u64, Option<Nanos>) {
         match self {
             Stop::Messages(count) => (count, None),
@@ -30,7 +30,7 @@ impl Stop {
     }
 }
 
-/// Measures messages of each of `sizes`. What is measured stays if it fails.
+/// Measures messages of each of `sizes`. If it fails, the results so far remain.
 pub(super) fn run(
     session: &mut Session,
     sizes: &[(u32, Stop)],
@@ -77,8 +77,8 @@ fn measure_all(
         session.close()?;
     }
     session.control.send(&PerfMessage::Finish)?;
-    // A memif goes with its first end, and must not be polled by the other one then. The server's goes
-    // first, while nobody polls ours.
+    // A memif is deleted when its first end closes it; the other end must not poll it then. So the server closes first,
+    // while this end does not poll.
     session.control.wait_closed(&session.end.interrupt)
 }
 
@@ -87,7 +87,7 @@ fn chosen(answer: &Offer) -> Result<PathMtu, Failure> {
     PathMtu::try_from(bytes).map_err(|error| Failure::run(format!("the server chose {error}")))
 }
 
-/// Laps, until `stop`. What is filled and compared in between is not measured.
+/// Runs laps until `stop`. Filling and comparing memory between laps is not measured.
 fn measure(session: &mut Session, size: u32, stop: Stop, account: &mut Account) -> Result<(), Failure> {
     let plan = session.plan.clone();
     let (total, mut until) = (stop.limits(size, session.end.now()).0, None);
@@ -101,7 +101,7 @@ fn measure(session: &mut Session, size: u32, stop: Stop, account: &mut Account) 
         session.expect(&PerfMessage::Ready)?;
         account.begin_lap(session.end.now());
         if number == 0 {
-            // Memory has been filled by now, which is no part of the time.
+            // Filling the memory is not part of the time.
             until = stop.limits(size, session.end.now()).1;
         }
         let took = lap(session, &targets, until, account.latencies.as_mut())?;
@@ -122,7 +122,7 @@ fn measure(session: &mut Session, size: u32, stop: Stop, account: &mut Account) 
             account.messages += tally.sent.iter().sum::<u64>();
         }
         account.is_told = true;
-        // The end that took longer counts.
+        // The time of the slower end counts.
         account.time += Duration::from_nanos(tally.nanoseconds).saturating_sub(took);
         let arrived =
             if plan.bidirectional && plan.operation != Operation::Read { &tally.sent } else { &done };
@@ -132,7 +132,7 @@ fn measure(session: &mut Session, size: u32, stop: Stop, account: &mut Account) 
     Ok(())
 }
 
-/// Fails if the server's numbers are of more than both ends agreed on.
+/// Fails if the server's numbers exceed the plan.
 fn check_tally(tally: &Tally, plan: &Plan, size: u32, targets: &[u64]) -> Result<(), Failure> {
     let Tally { verified, lost, ref sent, .. } = *tally;
     if sent.len() != targets.len() || sent.iter().zip(targets).any(|(sent, target)| sent > target) {
@@ -145,7 +145,7 @@ fn check_tally(tally: &Tally, plan: &Plan, size: u32, targets: &[u64]) -> Result
     if lost > messages {
         return Err(Failure::run(format!("the server reports {lost} lost messages of {messages}")));
     }
-    // Of atomics it compares the counter of each queue pair, also where there were none.
+    // For atomics it compares the counter of each queue pair, even if no operation was sent.
     let slots: u64 = targets.iter().map(|target| (*target).max(1)).sum();
     let bytes = if plan.check { slots.saturating_mul(size.into()) } else { 0 };
     if verified > bytes {
@@ -154,7 +154,7 @@ fn check_tally(tally: &Tally, plan: &Plan, size: u32, targets: &[u64]) -> Result
     Ok(())
 }
 
-/// Moves so many messages on each queue pair, or as many as until then. Returns the time that it took.
+/// Sends `targets` messages on each queue pair, or as many as possible until `until`. Returns the elapsed time.
 pub(super) fn lap<C: Beside>(
     session: &mut Session<C>,
     targets: &[u64],
@@ -184,7 +184,7 @@ fn move_many<C: Beside>(
     }
 }
 
-/// One message after the other, each timed.
+/// Sends one message after the other and times each.
 fn move_singly<C: Beside>(
     session: &mut Session<C>,
     target: u64,
@@ -205,7 +205,7 @@ fn move_singly<C: Beside>(
             let lane = session.lanes[0];
             let arrived = match operation {
                 Operation::Read | Operation::Atomic => lane.completed > message,
-                // The answer tells; the acknowledgement of the request may come later.
+                // The answer counts; the acknowledgement of the request may arrive later.
                 Operation::Send => lane.received > message,
                 Operation::Write => session.rung(message)?,
             };

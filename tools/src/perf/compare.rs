@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::output::say;
 use crate::tcp::Listener;
 
-/// What `-d` is compared with.
+/// The second device of `--compare`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Comparison {
     /// The RNIC on the interface of `-d`.
@@ -28,11 +28,11 @@ pub(super) enum Comparison {
     Named(DeviceSpec),
 }
 
-/// The value of `--compare` without a value.
+/// The value of `--compare` if none is given.
 pub(super) const FOUND: &str = "auto";
 /// Runs over each device.
 const ROUNDS: usize = 3;
-/// How long a server waits for the client's next run.
+/// The longest time that a server waits for the client's next run.
 const NEXT: Duration = Duration::from_secs(30);
 
 impl FromStr for Comparison {
@@ -46,7 +46,7 @@ impl FromStr for Comparison {
     }
 }
 
-/// Runs one end, and prints what came of it.
+/// Runs one end, and prints the comparison.
 pub(super) fn run(args: &Args, with: &Comparison) -> Result<(), Failure> {
     let first = args.port.device.clone();
     let second = match with {
@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args, with: &Comparison) -> Result<(), Failure> {
         return Err(Failure::usage(format!("--compare: '{device}' does not leave this process")));
     }
     let interrupt = Interrupt::install()?;
-    // What is absent, or lacks what the options ask for, is found out before there is a measurement to lose.
+    // A missing device or an unsupported option is found before the first measurement.
     devices.iter().try_for_each(|device| open(args, device, &interrupt).map(drop))?;
     let listener = args.host.is_none().then(|| Listener::any(args.tcp_port)).transpose()?;
     let mut reports: [Vec<PerfReport>; 2] = [Vec::new(), Vec::new()];
@@ -95,7 +95,7 @@ fn one(
     let mut report = None;
     match (listener, &args.host) {
         (Some(listener), _) => {
-            // The first is waited for without end, as any client is.
+            // The wait for the first run has no limit, as for any client.
             let patience = if run == 0 { Patience::Endless } else { Patience::Until(Instant::now() + NEXT) };
             let client = args.await_client(&mut end, listener, patience)?;
             args.serve(end, client, &mut report)?;
@@ -116,7 +116,7 @@ fn open(args: &Args, device: &DeviceSpec, interrupt: &Interrupt) -> Result<Endpo
     args.endpoint(opened, &port, interrupt).map_err(|failure| absent(device, failure))
 }
 
-/// The RNIC on the interface that a device is on.
+/// The RNIC on the same interface as a device.
 fn card_beside(device: &DeviceSpec) -> Result<DeviceSpec, Failure> {
     let named = |what: &str| {
         Failure::usage(format!(
@@ -164,36 +164,36 @@ fn absent(device: &DeviceSpec, failure: Failure) -> Failure {
     }
 }
 
-/// What both devices did.
+/// The results of both devices.
 #[derive(Debug, Serialize)]
 struct Compared {
     test: String,
     devices: [String; 2],
     rounds: usize,
-    /// `Gb/s`, of which more is better, or `µs`, the median latency, of which less is.
+    /// `Gb/s`, where more is better, or `µs`, the median latency, where less is better.
     unit: &'static str,
     /// Empty at the server.
     sizes: Vec<Row>,
-    /// All reports, in the order of the devices.
+    /// All reports, by device.
     runs: [Vec<PerfReport>; 2],
 }
 
 #[derive(Debug, PartialEq, Serialize)]
 struct Row {
     size: u32,
-    /// Of the two devices.
+    /// One entry per device.
     values: [Values; 2],
-    /// How many times as fast the second device is as the first.
+    /// The factor by which the second device is faster than the first.
     ratio: f64,
 }
 
-/// Of the runs over one device.
+/// The values of the runs over one device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Values {
     median: f64,
     min: f64,
     max: f64,
-    /// From the least to the most, by the median.
+    /// (Maximum − minimum) / median.
     spread: f64,
 }
 
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(b.spread, 0.25);
         assert_eq!(Row::new(1, [a, b], false).ratio, 4.0);
         assert_eq!(Row::new(1, [a, b], true).ratio, 0.25);
-        // A run in which nothing came.
+        // Runs without any message.
         let none = Values::new(vec![0.0; 3]);
         assert_eq!((none.spread, Row::new(1, [none, none], false).ratio), (0.0, 0.0));
     }

@@ -19,22 +19,23 @@ use crate::visitors::Heard;
 /// The protocol and its version.
 const PREAMBLE: &Greeting = b"frcperf\x03";
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Messages that wait to be taken. Either end speaks in its turn, so one that sends more is broken.
+/// The most unprocessed messages. The ends take turns, so a peer that sends more is broken.
 const MAX_WAITING: usize = 16;
 
-/// The connection, which never blocks once it is made.
+/// The control connection; it does not block once it is established.
 pub(super) struct PerfControl {
     link: Link,
     incoming: Incoming,
     messages: VecDeque<PerfMessage>,
-    /// Somebody wants the next one: only then does one that has come keep an end from being noticed.
+    /// Whether the session waits for a message. Otherwise an unread message must not keep it from noticing that the
+    /// other end is gone.
     awaited: bool,
 }
 
-/// Bytes that tell who speaks.
+/// Bytes that identify the protocol.
 pub(super) const GREETING: usize = PREAMBLE.len();
 
-/// Hears a client, which greets, is greeted, and says its plan.
+/// Parses the start of a client's stream: its greeting, which is answered, and its plan.
 pub(super) fn judge(stream: &mut TcpStream, said: &[u8]) -> Result<Heard<Plan>, Failure> {
     let Some((greeting, rest)) = said.split_first_chunk() else { return Ok(Heard::Needs(GREETING)) };
     check_greeting(greeting, PREAMBLE, "perf")?;
@@ -50,7 +51,7 @@ pub(super) fn judge(stream: &mut TcpStream, said: &[u8]) -> Result<Heard<Plan>, 
 }
 
 impl PerfControl {
-    /// Greets the server. Nothing is heard of one of perftest's, which waits for more.
+    /// Exchanges greetings with the server. A server of perftest does not answer, since it waits for more bytes.
     pub(super) fn greet(mut stream: TcpStream, interrupt: &Interrupt) -> Result<PerfControl, Failure> {
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
         let mut greeting = [0; GREETING];
@@ -65,7 +66,7 @@ impl PerfControl {
         PerfControl::new(stream, interrupt)
     }
 
-    /// To an end that has been greeted.
+    /// A connection after the greeting.
     pub(super) fn new(stream: TcpStream, interrupt: &Interrupt) -> Result<PerfControl, Failure> {
         Ok(PerfControl {
             link: Link::new(stream, interrupt)?,
@@ -75,12 +76,12 @@ impl PerfControl {
         })
     }
 
-    /// Sends a message. If the other end is gone, [`receive`](Beside::receive) will tell.
+    /// Sends a message. If the other end is gone, [`receive`](Beside::receive) reports it.
     pub(super) fn send(&mut self, message: &PerfMessage) -> Result<(), Failure> {
         self.link.send(&message.to_bytes().map_err(Failure::run)?)
     }
 
-    /// Waits until the other end has closed the connection, within patience.
+    /// Waits until the other end has closed the connection, or a timeout expires.
     pub(super) fn wait_closed(&mut self, interrupt: &Interrupt) -> Result<(), Failure> {
         let deadline = Instant::now() + PATIENCE;
         while self.receive()?.1 && Instant::now() < deadline {
@@ -90,7 +91,7 @@ impl PerfControl {
         Ok(())
     }
 
-    /// The oldest message that has arrived. Where there is none, it is waited for from now on.
+    /// The oldest message. If there is none, the session waits for one from now on.
     pub(super) fn take(&mut self) -> Option<PerfMessage> {
         let message = self.messages.pop_front();
         self.awaited = message.is_none();
@@ -98,7 +99,7 @@ impl PerfControl {
     }
 }
 
-/// Takes the messages that are whole.
+/// Extracts the complete messages.
 fn sort(incoming: &mut Incoming, messages: &mut VecDeque<PerfMessage>) -> Result<(), Failure> {
     while let Some(message) = incoming.pop().map_err(Failure::run)? {
         match message {
@@ -137,12 +138,12 @@ impl Beside for PerfControl {
         self.send(&PerfMessage::Alive)
     }
 
-    /// It says so in a message.
+    /// The end of a part is always a message.
     fn is_over(&self, _quiet: Duration) -> bool {
         false
     }
 
-    /// It says itself what is the matter, or is silent.
+    /// A failure is a message, or the connection is silent.
     fn stuck(&self, _quiet: Duration) -> Option<String> {
         None
     }
@@ -154,9 +155,9 @@ mod tests {
 
     use super::*;
 
-    /// What a broken peer sends unasked must not pile up.
+    /// Unsolicited messages of a broken peer must not use unbounded memory.
     #[test]
-    fn messages_that_nobody_takes_are_bounded() {
+    fn unprocessed_messages_are_bounded() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut peer = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("a connection");
         let (stream, _) = listener.accept().expect("the peer");

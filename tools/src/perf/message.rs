@@ -12,52 +12,52 @@ use crate::control_message::{self, LENGTH};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PerfMessage {
-    /// Client: what is to be measured. The server answers `Ready`.
+    /// Client: the parameters. The server answers `Ready`.
     Plan(Plan),
-    /// Client: queue pairs for messages of a size. The server answers with its own.
+    /// Client: its queue pairs for messages of one size. The server answers with its own.
     Connect(Offer),
-    /// Client: what comes next, a number of messages on each queue pair. The server answers
-    /// `Ready` when its memory is filled and its receives are posted.
+    /// Client: the number of messages on each queue pair in the next lap. The server answers `Ready` when its memory is
+    /// filled and its receive WRs are posted.
     Lap {
-        /// Which lap of the measurement.
+        /// The number of the lap.
         number: u64,
-        /// How many messages, for each queue pair.
+        /// The number of messages on each queue pair.
         messages: Vec<u64>,
     },
-    /// Server: go on.
+    /// Server: the client may continue.
     Ready,
-    /// Client: what came of it. The server answers `Verified`.
+    /// Client: the results of the lap. The server answers `Verified`.
     LapDone {
-        /// How many messages were sent, for each queue pair.
+        /// The number of sent messages on each queue pair.
         messages: Vec<u64>,
     },
-    /// Server: what came of it there.
+    /// Server: its results.
     Verified(Tally),
-    /// Client: these queue pairs are done with. The server answers `Closed`.
+    /// Client: it has closed its queue pairs. The server answers `Closed`.
     Close,
-    /// Server: so are its own.
+    /// Server: it has closed its queue pairs.
     Closed,
-    /// Client: that was all.
+    /// Client: the measurement is complete.
     Finish,
-    /// Nothing to say, but still there.
+    /// A heartbeat.
     Alive,
-    /// The end of it, and why.
+    /// The measurement ends, for this reason.
     Failed {
-        /// For people.
+        /// As text.
         reason: String,
     },
 }
 
-/// What came of a lap at the server.
+/// The server's results of a lap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
-    /// Bytes that were compared and right.
+    /// Bytes that were compared and are correct.
     pub verified: u64,
-    /// The client's messages that have not come.
+    /// The client's messages that have not arrived.
     pub lost: u64,
-    /// What the server has sent on each queue pair, where both ends do.
+    /// Messages that the server has sent on each queue pair, if both ends send.
     pub sent: Vec<u64>,
-    /// How long the server sent, if it did.
+    /// The time for which the server sent, if it did.
     pub nanoseconds: u64,
 }
 
@@ -68,20 +68,20 @@ pub struct Offer {
     pub size: u32,
     /// Its GID.
     pub gid: Ipv6Addr,
-    /// QPN and first PSN of each.
+    /// QPN and first PSN of each queue pair.
     pub qps: Vec<(u32, u32)>,
-    /// Address, key and length of the memory that the other end may reach.
+    /// Address, rkey and length of the memory that the other end may access.
     pub memory: (u64, u32, u64),
-    /// The path MTU that this end insists on, from the server the one that is taken.
+    /// From the client: the path MTU that it requires, if any. From the server: the chosen one.
     pub path_mtu: Option<u32>,
-    /// The largest that its interface allows.
+    /// The largest path MTU of its interface.
     pub largest_path_mtu: u32,
-    /// What is lost shall be repeated selectively: used if both offers say so.
+    /// Selective repeat, which is used if both offers have it.
     pub selective_repeat: bool,
-    /// The P_Key that its packets carry. Versions that do not say it have one that most have.
+    /// The P_Key of its packets. Versions without this field use the default one.
     #[serde(default = "default_pkey")]
     pub pkey: u16,
-    /// The switch in shared memory that it has joined (`shm:NAME`), if it has.
+    /// The shared-memory switch that the end has joined (`shm:NAME`), if any.
     #[serde(default)]
     pub switch: Option<String>,
 }
@@ -91,46 +91,46 @@ fn default_pkey() -> u16 {
 }
 
 impl PerfMessage {
-    /// How many bytes a message is long, with its length, of which `bytes` are the start.
+    /// The number of bytes of a message with its length prefix; `bytes` are its start.
     ///
     /// # Errors
-    /// Its length is not right.
+    /// The length is invalid.
     pub fn whole(bytes: &[u8]) -> Result<usize, String> {
         let Some(length) = bytes.first_chunk() else { return Ok(LENGTH) };
         Ok(LENGTH + control_message::length(*length)?)
     }
 
-    /// Reads a message, its length left out.
+    /// Parses a message without its length prefix.
     ///
     /// # Errors
-    /// It is none.
+    /// It is not a valid message.
     pub fn from_body(body: &[u8]) -> Result<PerfMessage, String> {
         control_message::parse(body)
     }
 
-    /// Its bytes, with their [length](control_message::length).
+    /// The bytes of the message, with their [length](control_message::length).
     ///
     /// # Errors
-    /// It is too long.
+    /// The message is too long.
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         control_message::to_bytes(self)
     }
 }
 
-/// Bytes that have come and are no whole message yet.
+/// Received bytes that are not yet a complete message.
 #[derive(Default)]
 pub struct Incoming(Vec<u8>);
 
 impl Incoming {
-    /// Appends what has come.
+    /// Appends received bytes.
     pub fn extend(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    /// The oldest message, once all of it is there.
+    /// The oldest message, once it is complete.
     ///
     /// # Errors
-    /// What has come is none.
+    /// The bytes are not a valid message.
     pub fn pop(&mut self) -> Result<Option<PerfMessage>, String> {
         let whole = PerfMessage::whole(&self.0)?;
         let Some(body) = self.0.get(LENGTH..whole) else { return Ok(None) };

@@ -1,19 +1,19 @@
 //! Bytes that both ends compute independently, so that each received byte can be compared.
 
-/// Which end a message comes from.
+/// The end that a message comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Client,
     Server,
 }
 
-/// A message of the pattern; no two are alike.
+/// The contents of a message; every message differs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pattern {
     seed: u64,
 }
 
-/// A byte that is not what it must be.
+/// A byte that differs from the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
     pub(super) at: usize,

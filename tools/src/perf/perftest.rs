@@ -1,6 +1,6 @@
-//! Measurements against the programs of perftest, `ib_write_bw` and the others, by their own exchange over TCP.
+//! Measurements with the programs of perftest (`ib_write_bw` and so on), by their own TCP protocol.
 //!
-//! The exchange carries neither sizes nor counts nor the number of queue pairs. A server that counts messages uses its
+//! The protocol carries neither sizes nor counts nor the number of queue pairs. A server that counts messages uses its
 //! own command line.
 //!
 //! - What an end of perftest sends depends on the version that the other end announces. ferroce announces 6.27 to all.
@@ -8,10 +8,10 @@
 //!   remains: from 5.70 on, addresses are sent once more when the queue pairs are connected.
 //! - In WRITE latency the server sends the first WRITE.
 //! - With an unreliable service, messages are counted as lost if the server has not received them when the client has
-//!   sent its next message over TCP and no more packets come. If the client completes its requests by itself (READ,
+//!   sent its next TCP message and no more packets arrive. If the client's requests complete without the server (READ,
 //!   atomics, WRITE bandwidth), the server compares the client's report with the requests that have arrived.
-//! - A peer that is gone or silent is noticed even if unread messages of it are there, unless the next message is the
-//!   one that is waited for.
+//! - A closed or silent peer is noticed even if unread messages of it have arrived, unless the next one is being waited
+//!   for.
 
 mod exchange;
 pub mod message;
@@ -36,7 +36,7 @@ use message::{BandwidthReport, PerftestDestination, SystemData, Version};
 
 pub(super) use exchange::PerftestExchange;
 
-/// Hears a client, which says its version; `None` if it is not one of perftest's.
+/// Parses the start of a client's stream, which is its version; `None` if it is not a program of perftest.
 pub(super) fn judge(said: &[u8]) -> Result<Option<Heard<()>>, Failure> {
     if !Version::may_start(said) {
         return Ok(None);
@@ -46,8 +46,8 @@ pub(super) fn judge(said: &[u8]) -> Result<Option<Heard<()>>, Failure> {
     Ok(Some(Heard::Client(())))
 }
 
-/// Measures messages of each of `sizes`, of each queue pair so many. What is measured stays if it fails. The path MTU is
-/// the smaller of both ends'.
+/// Measures messages of each of `sizes`, with the given count on each queue pair. If it fails, the results so far
+/// remain. The path MTU is the smaller one of both ends.
 pub(super) fn measure(
     session: &mut Session<PerftestExchange>,
     sizes: &[(u32, Stop)],
@@ -98,7 +98,7 @@ pub(super) fn measure(
     connection.close(session)
 }
 
-/// Serves one client to its end.
+/// Serves one client.
 pub(super) fn serve(
     session: &mut Session<PerftestExchange>,
     sizes: &[(u32, Stop)],
@@ -108,7 +108,7 @@ pub(super) fn serve(
     let connection = Connection::establish(session, sizes, wishes)?;
     measured.path_mtu = connection.path_mtu;
     let Plan { operation, mode, bidirectional, .. } = session.plan;
-    // Of READs, atomics and WRITEs for bandwidth a server hears nothing before they are done.
+    // With READs, atomics and WRITE bandwidth, a server gets no notification before the end.
     let takes_part = operation == Operation::Send || session.plan.goes_both_ways();
     let mut made = 1;
     for (size, stop) in sizes.iter().filter(|_| takes_part) {
@@ -159,7 +159,7 @@ pub(super) fn serve(
     Ok(())
 }
 
-/// The end of a size that both ends have sent: what it came to here and there. Returns the other end's report.
+/// Ends a size for which both ends have sent: exchanges the results. Returns the other end's report.
 fn both_ways(
     connection: &Connection,
     session: &mut Session<PerftestExchange>,
@@ -188,7 +188,8 @@ fn tell_lost(messages: u64) {
     }
 }
 
-/// Fails if fewer requests have come than the other end has made: what it completes says nothing of this end.
+/// Fails if fewer requests have arrived than the other end has completed: it may have been a client for another
+/// operation.
 fn check_requests(session: &Session<PerftestExchange>, made: u64) -> Result<(), Failure> {
     if !session.end.counts_packets() {
         info!("a card does not report the number of requests it received: the other end's number is used");
@@ -206,8 +207,8 @@ fn check_requests(session: &Session<PerftestExchange>, made: u64) -> Result<(), 
     )))
 }
 
-/// WRITEs to and fro, so many each way. The server is the first, otherwise than with SENDs, so what a client
-/// can time is from one of its WRITEs to the next. Returns the time that all took.
+/// Exchanges WRITEs, `count` in each direction. Unlike with SENDs, the server sends the first one, so a client can only
+/// time the interval between its WRITEs. Returns the total time.
 fn bounce(
     session: &mut Session<PerftestExchange>,
     count: u64,
@@ -239,7 +240,7 @@ fn bounce(
     Ok(session.end.now().since(started))
 }
 
-/// Queue pairs that are connected, as both ends have told them.
+/// Connected queue pairs, as both ends have announced them.
 struct Connection {
     ours: Vec<PerftestDestination>,
     theirs: Vec<PerftestDestination>,
@@ -285,7 +286,7 @@ impl Connection {
         for (index, peer) in connection.theirs.iter().enumerate() {
             wishes.check_address(&session.plan, largest, peer.gid)?;
             let mut path = session.path(session.end.address(peer.gid, gid_index), path_mtu);
-            // A client may ask for no more at a time than the server has offered.
+            // A client must not have more outstanding READs and atomics than the server has offered.
             let offered = u8::try_from(peer.outstanding).unwrap_or(u8::MAX);
             path.rd_atomic = path.rd_atomic.min(offered).max(1);
             let remote = RemoteAddress { addr: peer.addr, rkey: RKey::new(peer.rkey) };
@@ -296,9 +297,9 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Tells the other end's queue pairs and this end's, one after the other.
+    /// Exchanges the addresses of the queue pairs, one by one.
     fn swap_destinations(&mut self, session: &mut Session<PerftestExchange>) -> Result<(), Failure> {
-        // For latency of what needs no receives, the first one is told twice.
+        // For latency without receive WRs, the first one is exchanged twice.
         let Plan { operation, mode, .. } = session.plan;
         if mode == Mode::Lat && operation != Operation::Send {
             session.swap_destination(self.ours[0], Wait::Patiently)?;
@@ -324,7 +325,7 @@ impl Connection {
         if send { Ok(()) } else { self.wait(session, 0, Wait::Patiently) }
     }
 
-    /// Waits until the other end is as far as this one: both tell a queue pair again.
+    /// Synchronizes both ends: each announces a queue pair again.
     fn wait(&self, session: &mut Session<PerftestExchange>, index: usize, wait: Wait) -> Result<(), Failure> {
         let again = session.swap_destination(self.ours[index], wait)?;
         if again == self.theirs[index] {
@@ -339,7 +340,7 @@ impl Connection {
         )))
     }
 
-    /// Behind all SENDs of a size among several, the ends wait for each other.
+    /// With several sizes, the ends synchronize after all SENDs of a size.
     fn end_size(
         &self,
         session: &mut Session<PerftestExchange>,
@@ -352,7 +353,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The end, of which neither end tells the other after WRITE latency.
+    /// Ends the measurement. After WRITE latency, there is no final synchronization.
     fn close(&self, session: &mut Session<PerftestExchange>) -> Result<(), Failure> {
         if !session.plan.doorbell() {
             self.wait(session, 0, Wait::Measurement)?;
@@ -395,7 +396,7 @@ fn swap_report(
     Ok(theirs)
 }
 
-/// In MiB/s, as perftest counts unless it is told otherwise.
+/// In MiB/s, perftest's default unit.
 fn bandwidth(size: u32, messages: u64, time: Duration) -> BandwidthReport {
     let size = u64::from(size);
     let rate = messages as f64 / time.as_secs_f64().max(1e-9);
@@ -408,15 +409,15 @@ fn bandwidth(size: u32, messages: u64, time: Duration) -> BandwidthReport {
     }
 }
 
-/// Goes on acknowledging until the other end has gone. Our client goes first of two of ours.
+/// Acknowledges packets until the other end has closed. Of two ferroce ends, the client closes first.
 fn linger(session: &mut Session<PerftestExchange>) -> Result<(), Failure> {
     let patience = match session.role {
         Origin::Server => Duration::from_secs(10),
-        // Without a word at the end, the server's last WRITE may still want its ACK: it may ask again.
+        // Without a final synchronization, the server may retransmit its last WRITE until it is acknowledged.
         Origin::Client if session.plan.doorbell() => {
             Duration::from_nanos(8192 << session.plan.timeout).min(Duration::from_secs(2))
         }
-        // Old versions say one word more before they go, and fail if nobody takes it.
+        // Old versions send one more message before they close, and fail if it is not read.
         Origin::Client => Duration::from_millis(100),
     };
     let deadline = Instant::now() + patience;

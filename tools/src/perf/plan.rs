@@ -1,4 +1,4 @@
-//! What is measured. Both ends agree on it before the first packet.
+//! The parameters of a measurement. Both ends agree on them before the first packet.
 
 use clap::ValueEnum;
 use ferroce::PathMtu;
@@ -66,18 +66,18 @@ impl Service {
     }
 }
 
-/// The client's wishes; the server follows them.
+/// The client's parameters; the server adopts them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
-    /// What is measured of it.
+    /// Bandwidth or latency.
     pub mode: Mode,
-    /// Which atomic, if it is one.
+    /// The atomic operation, if it is one.
     pub atomic: AtomicType,
     /// The transport service.
     pub service: Service,
-    /// Both ends send at the same time.
+    /// Whether both ends send at the same time.
     pub bidirectional: bool,
     /// Queue pairs, 1 to [`MAX_QPS`].
     pub qps: u32,
@@ -91,27 +91,27 @@ pub struct Plan {
     pub timeout: u8,
     /// Selective repeat in place of go-back-N.
     pub selective_repeat: bool,
-    /// Whether each byte that arrives is compared with what it must be.
+    /// Whether each byte that arrives is compared with the expected one.
     pub check: bool,
 }
 
-/// Most queue pairs. This and what follows are limits, so that a client can't make a server allocate without bound.
+/// The most queue pairs. This and the following limits keep a client from making a server allocate without bound.
 pub const MAX_QPS: u32 = 64;
-/// Most work requests of a queue.
+/// The most work requests of a queue.
 pub const MAX_DEPTH: u32 = 16384;
-/// Most bytes of a message.
+/// The most bytes of a message.
 pub const MAX_SIZE: u32 = 1 << 30;
-/// Bytes of an echo that is no more than a packet that asks for it, or little.
+/// An echo up to this length is not considered an amplification of its request.
 const SHORT_ECHO: u32 = 256;
-/// On a queue pair in one lap: more than any run lasts for.
+/// The most messages on a queue pair in one lap: more than any run can send.
 pub const MAX_MESSAGES: u64 = 1 << 48;
 const MAX_REGION: u64 = 4 << 30;
 
 impl Plan {
-    /// Checks what may have come from another machine.
+    /// Checks values that may come from another machine.
     ///
     /// # Errors
-    /// The value that is beyond a limit, or what does not go together.
+    /// A value is out of range, or values are inconsistent.
     pub fn check_limits(&self) -> Result<(), Failure> {
         let limits = [
             ("queue pairs (-q)", self.qps, 1, if self.mode == Mode::Lat { 1 } else { MAX_QPS }),
@@ -128,7 +128,7 @@ impl Plan {
         self.check_combination()
     }
 
-    /// Checks what goes together.
+    /// Checks the consistency of values.
     fn check_combination(&self) -> Result<(), Failure> {
         let Plan { operation, service, .. } = *self;
         let is_on = match service {
@@ -170,7 +170,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks the length of a message that is one packet.
+    /// Checks the length of a datagram, which must fit into one packet.
     pub fn check_datagram(&self, size: u32, path_mtu: PathMtu) -> Result<(), Failure> {
         if self.service != Service::Ud || size <= path_mtu.bytes() {
             return Ok(());
@@ -180,8 +180,8 @@ impl Plan {
         )))
     }
 
-    /// Checks how many messages of `size` bytes on each queue pair come next. All that are compared are
-    /// there at the end of a lap.
+    /// Checks the number of messages on each queue pair in the next lap. With `--check`, all messages of a lap must fit
+    /// into memory.
     pub fn check_lap(&self, size: u32, messages: &[u64]) -> Result<(), Failure> {
         let most = if self.check { Layout::new(self, size).slots } else { MAX_MESSAGES };
         match messages.iter().find(|count| **count > most) {
@@ -206,57 +206,57 @@ impl Plan {
         self.mode == Mode::Lat && matches!(self.operation, Operation::Write | Operation::Send)
     }
 
-    /// Whether the server sends messages too.
+    /// Whether the server sends messages, too.
     pub fn goes_both_ways(&self) -> bool {
         self.echoes() || self.bidirectional
     }
 
-    /// Whether the server sends far more than comes to it, with messages of `size` bytes: messages of its own,
-    /// answers to READs, echoes that nobody acknowledges, or long ones to a WRITE of the one byte that rings.
+    /// Whether the server sends far more than it receives, with messages of `size` bytes: its own messages, READ
+    /// responses, unacknowledged echoes, or long echoes of WRITEs that may be one byte long.
     pub fn pours(&self, size: u32) -> bool {
         let echo = if self.is_reliable() { self.doorbell() && size > SHORT_ECHO } else { self.echoes() };
         self.bidirectional || self.operation == Operation::Read || echo
     }
 
-    /// Whether this end can tell how many messages have come, and need: all SENDs, and WRITEs that may be lost.
+    /// Whether this end can and must count arriving messages: all SENDs, and WRITEs that may be lost.
     pub fn is_counted(&self) -> bool {
         self.operation == Operation::Send || !self.is_reliable()
     }
 
-    /// Whether all that is sent arrives.
+    /// Whether every message that is sent arrives.
     pub fn is_reliable(&self) -> bool {
         self.service == Service::Rc
     }
 
-    /// Bytes in front of a message where it arrives: the network header of a datagram.
+    /// Bytes before a received message: the network header of a datagram.
     pub fn header(&self) -> u32 {
         if self.service == Service::Ud { 40 } else { 0 }
     }
 
-    /// Whether the last byte of a message tells that it has arrived: nothing else does for a WRITE.
+    /// Whether the last byte of a message signals its arrival: a WRITE has no other signal.
     pub fn doorbell(&self) -> bool {
         self.echoes() && self.operation == Operation::Write
     }
 }
 
-/// Where messages lie in a region: each queue pair has its own slots, used in turn.
+/// The positions of messages in a region: each queue pair has its own slots, used in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Bytes of a message.
     pub size: u32,
-    /// Messages of a queue pair before slots are used again.
+    /// Slots of a queue pair; they are reused in turn.
     pub slots: u64,
     stride: u64,
     qps: u64,
 }
 
-/// What is moved before it is checked, so that memory does not grow with the run.
+/// The most bytes of a lap, so that memory does not grow with the run.
 const LAP_BYTES: u64 = 64 << 20;
-/// Without checks, messages stay in the cache.
+/// Without `--check`, messages stay in the cache.
 const UNCHECKED_BYTES: u64 = 256 << 10;
 
 impl Layout {
-    /// That of messages of `size` bytes.
+    /// The layout for messages of `size` bytes.
     pub fn new(plan: &Plan, size: u32) -> Layout {
         let stride = u64::from(size + plan.header()).next_multiple_of(8);
         let qps = u64::from(plan.qps);
@@ -265,12 +265,12 @@ impl Layout {
         Layout { size, slots: (budget / (stride * qps)).min(most).max(1), stride, qps }
     }
 
-    /// One message for each queue pair: the server's counters of atomics.
+    /// One slot for each queue pair: the server's counters of atomics.
     pub fn single(plan: &Plan, size: u32) -> Layout {
         Layout { slots: 1, ..Layout::new(plan, size) }
     }
 
-    /// One message for each queue pair, and the next queue pair's `spacing` bytes behind, or more.
+    /// One slot for each queue pair, at least `spacing` bytes apart.
     pub fn spaced(plan: &Plan, size: u32, spacing: u32) -> Layout {
         let stride = u64::from((size + plan.header()).max(spacing)).next_multiple_of(8);
         Layout { size, slots: 1, stride, qps: plan.qps.into() }
@@ -281,24 +281,24 @@ impl Layout {
         self.slots * self.stride * self.qps
     }
 
-    /// Where a message lies.
+    /// The offset of a message.
     pub fn offset(&self, qp: usize, message: u64) -> u64 {
         qp as u64 * self.slots * self.stride + self.slot_offset(message)
     }
 
-    /// Where a message lies behind the first one of its queue pair.
+    /// The offset of a message from the first one of its queue pair.
     pub fn slot_offset(&self, message: u64) -> u64 {
         message % self.slots * self.stride
     }
 
-    /// The bytes of a message.
+    /// The range of a message.
     pub fn range(&self, qp: usize, message: u64) -> std::ops::Range<usize> {
         let start = self.offset(qp, message) as usize;
         start..start + self.size as usize
     }
 }
 
-/// How many messages each of `qps` queue pairs gets of `messages`.
+/// Distributes `messages` over `qps` queue pairs.
 pub fn shares(messages: u64, qps: u32) -> Vec<u64> {
     let qps = u64::from(qps);
     (0..qps).map(|qp| messages / qps + u64::from(qp < messages % qps)).collect()

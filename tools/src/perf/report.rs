@@ -15,20 +15,20 @@ use crate::failure::Failure;
 use crate::memory::MemorySpec;
 use crate::output::{JsonArg, say};
 
-/// One end's account of a run.
+/// The report of one end.
 #[derive(Debug, Serialize)]
 pub(super) struct PerfReport {
     pub(super) test: String,
     role: &'static str,
     driver: &'static str,
     driver_description: String,
-    /// Packets that went by memory which this process shares with another one, of all that were sent and received.
+    /// Packets, sent and received, that used shared memory between processes.
     by_memory: u64,
-    /// Of these.
+    /// The part of these without an ICRC.
     without_icrc: u64,
     interface: String,
     path_mtu: u32,
-    /// Of this end, as `--memory` names it.
+    /// The memory of this end, as named for `--memory`.
     memory: MemorySpec,
     service: Service,
     bidirectional: bool,
@@ -36,11 +36,11 @@ pub(super) struct PerfReport {
     tx_depth: u32,
     selective_repeat: bool,
     congestion: CongestionReport,
-    /// Why the run ended early: then the results are what was measured until then.
+    /// The reason that the run ended early; the results are those until then.
     ended_early: Option<String>,
     /// Empty at the server, unless the run ended early.
     pub(super) results: Vec<Measurement>,
-    /// None where the card does not tell.
+    /// `None` on an RNIC, which does not report it.
     retransmitted_packets: Option<u64>,
     dropped_packets: Option<u64>,
     /// All counters of the stack that are not 0.
@@ -56,26 +56,27 @@ pub(super) struct Measurement {
     seconds: f64,
     pub(super) gigabits_per_second: f64,
     messages_per_second: f64,
-    /// Bytes that were compared with what they must be; null without --check.
+    /// Bytes that were compared with the expected ones; null without --check.
     verified_bytes: Option<u64>,
-    /// What messages, bytes and rates are of.
+    /// The state of the messages that the numbers and rates include.
     counted: Counted,
-    /// Messages that have not come, beside those that have; null where none can be lost, and where the number is unknown.
+    /// Messages that have not arrived, in addition to those that have; null if none can be lost, or if the number is
+    /// unknown.
     lost_messages: Option<u64>,
-    /// Where they are not all known: those whose first packet has not come.
+    /// A lower bound if the exact number is unknown: messages whose first packet has not arrived.
     lost_messages_at_least: Option<u64>,
     pub(super) latency: Option<Latency>,
 }
 
-/// What is known of messages that have been sent.
+/// The known state of messages that were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Counted {
-    /// They have come.
+    /// They have arrived.
     Arrived,
-    /// Their first packet has: nothing tells of the others of a WRITE over UC.
+    /// Their first packet has arrived: for a WRITE over UC, nothing shows that the others did.
     Begun,
-    /// They have left: the receiver's count has not come.
+    /// They were sent; the receiver's count is missing.
     Sent,
 }
 
@@ -96,7 +97,7 @@ pub(super) struct Latency {
 }
 
 impl Latency {
-    /// From nanoseconds of round trips, which count by half if the peer answers by the same.
+    /// From round-trip times in nanoseconds. They are halved if the peer answers with the same message.
     pub(super) fn new(histogram: &Histogram<u64>, halved: bool) -> Latency {
         let unit = if halved { 2000.0 } else { 1000.0 };
         let at = |quantile| histogram.value_at_quantile(quantile) as f64 / unit;
@@ -124,7 +125,7 @@ impl Measurement {
     ) -> Measurement {
         let messages = messages.saturating_sub(lost.unwrap_or(0));
         let bytes = messages * u64::from(size);
-        // A run of nothing takes no time.
+        // An empty run takes no time.
         let seconds = time.as_secs_f64().max(1e-9);
         Measurement {
             size,
@@ -143,7 +144,7 @@ impl Measurement {
 }
 
 impl PerfReport {
-    /// `None` if the run failed before anything was measured.
+    /// `None` if the run failed before the first measurement.
     pub(super) fn new<C: Beside>(
         role: &'static str,
         session: &Session<C>,

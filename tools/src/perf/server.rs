@@ -1,4 +1,4 @@
-//! The server, which follows the client.
+//! The server, which uses the client's parameters.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use super::plan::{Operation, Plan};
 use super::session::{Session, unexpected};
 use crate::failure::{Failure, legible};
 
-/// What the server's command line says of its own.
+/// The options of the server's own command line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wishes {
     pub(super) gid_index: Option<usize>,
     pub(super) path_mtu: Option<PathMtu>,
-    /// The address that a client comes from, where nothing may be sent to another unasked.
+    /// The client's address, if packets must not be sent to another address without its consent.
     pub(super) home: Option<Gid>,
 }
 
 impl Wishes {
-    /// Fails if a client wants more sent to somebody else than comes from there. An acknowledgement shows nothing:
-    /// who knows queue pair and PSN, and the client is told both, can write it under any address.
+    /// Fails if a client requests more data to another address than comes from there. Acknowledgements prove nothing:
+    /// anyone who knows queue pair number and PSN, as the client does, can send them under any source address.
     pub(super) fn check_address(&self, plan: &Plan, size: u32, gid: Gid) -> Result<(), Failure> {
         match self.home {
             Some(home) if plan.pours(size) && home != gid => Err(Failure::usage(format!(
@@ -35,7 +35,7 @@ impl Wishes {
     }
 }
 
-/// Serves one client to its end. `session.plan` is what the command line asks for. The results are of a measurement that
+/// Serves one client. `session.plan` has the options of the command line. The results are those of a measurement that
 /// ends early.
 pub(super) fn run(
     session: &mut Session,
@@ -63,7 +63,7 @@ fn serve(session: &mut Session, plan: Plan, wishes: Wishes, measured: &mut Measu
     }
 }
 
-/// Both ends must be asked for the same; the rest is the client's.
+/// Checks the options that both ends must agree on; the others are the client's.
 fn agree(ours: &Plan, theirs: &Plan) -> Result<(), Failure> {
     if (ours.operation, ours.mode) != (theirs.operation, theirs.mode) {
         return Err(Failure::usage(format!(
@@ -120,7 +120,7 @@ fn serve_laps(session: &mut Session, size: u32, account: &mut Account) -> Result
     }
 }
 
-/// Fails if each end would drop all packets of the other.
+/// Fails if the P_Keys do not match: each end would drop all packets of the other.
 fn check_partition(ours: PKey, theirs: PKey) -> Result<(), Failure> {
     if ours.admits(theirs) {
         return Ok(());
@@ -131,7 +131,7 @@ fn check_partition(ours: PKey, theirs: PKey) -> Result<(), Failure> {
     )))
 }
 
-/// Fails if the ends do not reach each other: every switch in shared memory has the same addresses.
+/// Fails if the ends are on different switches: all switches in shared memory have the same addresses.
 fn check_switch(ours: Option<&str>, theirs: Option<&str>) -> Result<(), Failure> {
     if ours == theirs {
         return Ok(());
@@ -145,7 +145,7 @@ fn check_switch(ours: Option<&str>, theirs: Option<&str>) -> Result<(), Failure>
     )))
 }
 
-/// The path MTU that either end insists on, or the largest that both interfaces allow.
+/// The path MTU that an end requires, or the largest that both interfaces allow.
 fn negotiate(ours: &Offer, theirs: &Offer) -> Result<PathMtu, Failure> {
     let largest = ours.largest_path_mtu.min(theirs.largest_path_mtu);
     let bytes = match (ours.path_mtu, theirs.path_mtu) {
@@ -198,7 +198,7 @@ fn serve_lap(
     if done.len() != messages.len() || done.iter().zip(messages).any(|(done, wanted)| done > wanted) {
         return Err(Failure::run(format!("the client has sent {done:?} of {messages:?} messages")));
     }
-    // A client that ends before its count has run out of time, and this end with it.
+    // A client that stops before its count has reached its time limit, so this end stops as well.
     let open = session.plan.bidirectional && done == messages;
     while session.keep_busy(messages, open)? {
         session.turn()?;

@@ -1,7 +1,7 @@
-//! What both ends of a measurement share: queue pairs, memory, and a poll loop that also detects that the other end is
-//! gone.
+//! The common part of both ends of a measurement: queue pairs, memory, and a poll loop that also detects that the other
+//! end is gone.
 //!
-//! `Session` works for ferroce's own protocol and for that of perftest; the control connection is a `Beside`.
+//! `Session` supports ferroce's own protocol and that of perftest; the control connection is a `Beside`.
 
 mod lanes;
 mod offer;
@@ -25,76 +25,77 @@ use crate::failure::{Failure, legible};
 use crate::memory::MemorySpec;
 use crate::progress::Progress;
 
-/// One end of a measurement, with the TCP connection beside it.
+/// One end of a measurement, with its TCP connection.
 pub(super) struct Session<C = PerfControl> {
-    // Before the connection, whose end tells that the port is closed.
+    // Declared before the connection, so it is dropped first: the end of the connection signals that the port is
+    // closed.
     pub(super) end: Endpoint,
     pub(super) control: C,
     pub(super) plan: Plan,
-    /// Which end this is.
+    /// Client or server.
     pub(super) role: Origin,
-    /// Of this end, and the GPU if it is one's.
+    /// The memory of this end, and the GPU that has it.
     pub(super) memory: MemorySpec,
     gpu: Option<Arc<dyn Device>>,
     pub(super) lanes: Vec<QpLane>,
     regions: Option<Regions>,
-    /// When the control connection was looked at, heard from, and last spoken to.
+    /// Times of the last check of the control connection, the last message received, and the last one sent.
     looked: Nanos,
     heard: Nanos,
     spoke: Nanos,
-    /// How many packets had come when they were counted, and since when there are no more.
+    /// The packet count at the last check, and the time since which it has not changed.
     packets: u64,
     quiet: Nanos,
-    /// The other end has ended its part of the lap: what has not come of it is lost.
+    /// The other end has finished its part of the lap: messages of it that have not arrived are lost.
     over: bool,
-    /// Requests of the operation that had come before the lap.
+    /// Requests of the operation that arrived before the lap.
     earlier: u64,
-    /// Messages that this end has sent, and the line about them now and then.
+    /// Messages that this end has sent, and the progress line about them.
     moved: u64,
     progress: Progress,
-    /// The other end is gone, as its control connection tells; what is under way has until then to end by itself.
+    /// The control connection is lost. Outstanding work may complete until this time.
     lost: Option<(Nanos, &'static str)>,
 }
 
-/// What a session must know of the TCP connection beside it, whatever is spoken there.
+/// The session's view of its TCP connection, independent of the protocol.
 pub(super) trait Beside {
-    /// Whether both ends say now and then that they are still there.
+    /// Whether both ends send heartbeats.
     const HEARTBEATS: bool;
-    /// What may be the matter if the other end goes too early.
+    /// A hint for the case that the other end closes too early.
     const ADVICE: &'static str;
-    /// What may be the matter if it does not answer.
+    /// A hint for the case that it does not answer.
     const UNANSWERED: &'static str;
 
-    /// Takes what has arrived. Returns whether there was anything, and whether more may come.
+    /// Reads from the connection. Returns whether anything was read, and whether the connection is open.
     fn receive(&mut self) -> Result<(bool, bool), Failure>;
 
-    /// Whether something has arrived that is waited for, and not taken yet.
+    /// Whether an unread message has arrived that is waited for.
     fn has_message(&self) -> bool;
 
-    /// Says that this end is still there.
+    /// Sends a heartbeat.
     fn keep_alive(&mut self) -> Result<(), Failure>;
 
-    /// Whether the other end has ended its part, where no packet has come for so long.
+    /// Whether the other end has finished its part, given the time since the last packet.
     fn is_over(&self, quiet: Duration) -> bool;
 
-    /// Why nothing more will come of it, where no packet has come for so long.
+    /// The reason that nothing more will arrive, given the time since the last packet.
     fn stuck(&self, quiet: Duration) -> Option<String>;
 }
 
-/// A queue pair and how far it has come.
+/// A queue pair and its progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QpLane {
     qp: Qp,
     pub(super) qpn: Qpn,
     pub(super) psn: Psn,
-    /// Where this queue pair's messages start in the other end's memory.
+    /// The start of this queue pair's messages in the other end's memory.
     remote: RemoteAddress,
-    /// Where its datagrams go.
+    /// The destination of its datagrams.
     to: Option<Destination>,
-    /// Sends posted and completed in this lap.
+    /// Send WRs that were posted and completed in this lap.
     pub(super) posted: u64,
     pub(super) completed: u64,
-    /// Receives wanted, posted and completed in this lap.
+    /// Receive WRs that are needed, were posted and were completed in this lap.
     expected: u64,
     receives: u64,
     pub(super) received: u64,
@@ -104,30 +105,31 @@ pub(super) struct QpLane {
 
 #[derive(Clone, Copy)]
 struct Regions {
-    /// What this end sends, or the other end reads.
+    /// Memory that this end sends from, or that the other end reads.
     source: Mr,
     source_layout: Layout,
-    /// What arrives at this end.
+    /// Memory for data that arrives at this end.
     sink: Mr,
     sink_layout: Layout,
 }
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// The other end is taken for dead after so long without a word, and what is under way then has no longer either.
+/// Without a message for this long, the other end is considered dead. This is also the limit for outstanding work to
+/// complete.
 const LONGEST_SILENCE: Duration = Duration::from_secs(15);
-/// After the last packet, when the other end has sent everything.
+/// The wait for late packets after the other end has sent everything.
 const LATE: Duration = Duration::from_millis(300);
-/// What has not come by then is lost.
+/// Without a packet for this long, what is missing is lost.
 const LOST: Duration = Duration::from_secs(2);
-/// A work request on its way, in the upper half of its `wr_id`; the lower is its lane.
+/// A send WR. The kind is in the upper half of the `wr_id`, the lane in the lower half.
 const SENT: u64 = 0;
 const RECEIVED: u64 = 1;
-/// Receives nothing, but ends when the queue pair does.
+/// A receive WR that gets no message, and completes when the queue pair enters the error state.
 const SENTINEL: u64 = 2;
 
 impl<C: Beside> Session<C> {
-    /// `interval` is that of lines about progress.
+    /// `interval` is that of progress lines.
     ///
     /// # Errors
     /// The GPU whose memory is to be used can't be opened.
@@ -161,11 +163,11 @@ impl<C: Beside> Session<C> {
         })
     }
 
-    /// One turn of the loop: frames, completions, and now and then the control connection.
+    /// One iteration of the poll loop: frames, completions, and from time to time the control connection.
     ///
     /// # Errors
-    /// A completion in error; the other end's failure. Where the other end is gone without a word,
-    /// the work under way ends in error within its retries, and what waits for it is flushed.
+    /// A completion in error, or a failure of the other end. If the other end is gone without a message, the
+    /// outstanding work fails when its retries are exhausted, and queued work is flushed.
     pub(super) fn turn(&mut self) -> Result<(), Failure> {
         self.end.poll()?;
         while let Some(wc) = self.end.completion()? {
@@ -179,7 +181,7 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// Turns until all that was posted is complete.
+    /// Polls until all posted work requests are complete.
     pub(super) fn settle(&mut self) -> Result<(), Failure> {
         while self.lanes.iter().any(|lane| lane.completed < lane.posted) {
             self.turn()?;
@@ -187,23 +189,23 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// What this end has sent in the lap.
+    /// The messages that this end has sent in the lap, by lane.
     pub(super) fn sent(&self) -> Vec<u64> {
         self.lanes.iter().map(|lane| lane.posted).collect()
     }
 
-    /// How much of what this end has sent in the lap is complete.
+    /// The messages of this lap that are complete at this end.
     pub(super) fn completed(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.completed).sum()
     }
 
-    /// How long no packet has come.
+    /// The time since the last packet.
     pub(super) fn quiet(&mut self) -> Duration {
         let now = self.end.now();
         now.since(self.quiet)
     }
 
-    /// Keeps all lanes busy, up to so many messages on each. Returns whether something is left to be done.
+    /// Keeps all lanes busy, up to `targets` messages on each. Returns whether work is left.
     pub(super) fn keep_busy(&mut self, targets: &[u64], open: bool) -> Result<bool, Failure> {
         let depth = u64::from(self.plan.tx_depth);
         let mut left = false;
@@ -220,8 +222,8 @@ impl<C: Beside> Session<C> {
         Ok(left)
     }
 
-    /// Turns until so many messages have come on each lane, or, over a service that may lose them, until no
-    /// more come. Returns how many are lost. `all_sent`: the other end has said that it is done.
+    /// Polls until `messages` have arrived on each lane, or, over an unreliable service, until no more arrive. Returns
+    /// the number of lost messages. `all_sent`: the other end has reported that it is done.
     pub(super) fn await_messages(&mut self, messages: &[u64], all_sent: bool) -> Result<u64, Failure> {
         let wanted: u64 = messages.iter().sum();
         loop {
@@ -238,8 +240,8 @@ impl<C: Beside> Session<C> {
         }
     }
 
-    /// Turns until no more packets come, where nobody has waited for their acknowledgement; so does an end that
-    /// takes requests for those of another service, if none has come here.
+    /// Polls until no more packets arrive, if the sender does not wait for acknowledgements. The same if no request of
+    /// this operation has arrived: the other end may use another service.
     pub(super) fn drain(&mut self) -> Result<(), Failure> {
         while (!self.plan.is_reliable() || self.requests() == 0) && self.quiet() < LATE {
             self.turn()?;
@@ -247,7 +249,7 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// Messages of the lap that have come, as far as anything tells.
+    /// Messages of the lap that have arrived, as far as is known.
     pub(super) fn arrived(&self) -> u64 {
         match self.plan.operation {
             Operation::Send => self.lanes.iter().map(|lane| lane.received).sum(),
@@ -255,7 +257,7 @@ impl<C: Beside> Session<C> {
         }
     }
 
-    /// Requests of the lap that have come.
+    /// Requests of the lap that have arrived.
     pub(super) fn requests(&self) -> u64 {
         self.all_requests() - self.earlier
     }
@@ -268,7 +270,7 @@ impl<C: Beside> Session<C> {
         })
     }
 
-    /// Fails if a message or its answer is lost, and nothing will repeat it, or the other end sends no more.
+    /// Fails if a message or its answer is lost and is not retransmitted, or if the other end sends no more.
     pub(super) fn check_lost(&mut self, message: u64) -> Result<(), Failure> {
         let quiet = self.quiet();
         if self.plan.is_reliable() {
@@ -332,7 +334,7 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// What a SEND is where nothing is received.
+    /// The error for a SEND that no receive WR is meant for.
     fn out_of_place(&self) -> Failure {
         let name = self.plan.name();
         Failure::run(format!(
@@ -340,7 +342,7 @@ impl<C: Beside> Session<C> {
         ))
     }
 
-    /// Fails if a message that has come is not as long as those that are measured.
+    /// Fails if a received message has an unexpected length.
     fn check_length(&self, length: u32) -> Result<(), Failure> {
         let size = self.regions()?.sink_layout.size;
         let length = length.saturating_sub(self.plan.header());
@@ -352,7 +354,7 @@ impl<C: Beside> Session<C> {
         )))
     }
 
-    /// What this end has sent, and what has come to it; an echo is no message of its own.
+    /// Messages that this end has sent and received; echoes are not counted.
     pub(super) fn traffic(&self) -> u64 {
         if self.plan.echoes() { self.moved } else { self.moved + self.all_requests() }
     }
@@ -373,7 +375,7 @@ impl<C: Beside> Session<C> {
         if any {
             self.heard = now;
         }
-        // What it said before it went is heard first.
+        // A message that the other end sent before it closed is processed first.
         if self.control.has_message() {
             return Ok(());
         }
@@ -397,7 +399,7 @@ impl<C: Beside> Session<C> {
         if self.lanes.is_empty() {
             return Err(Failure::run(gone::<C>(how) + &self.end.evidence()));
         }
-        // What nothing repeats ends at once.
+        // Over an unreliable service nothing is retransmitted, so there is nothing to wait for.
         let under_way = self.plan.is_reliable() && self.lanes.iter().any(|lane| lane.completed < lane.posted);
         let patience =
             if under_way { retry_budget(self.plan.timeout).min(LONGEST_SILENCE) } else { Duration::ZERO };
@@ -408,7 +410,7 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// Ends all work in error; never returns `Ok`.
+    /// Moves all queue pairs to the error state; never returns `Ok`.
     fn flush(&mut self, how: &str) -> Result<(), Failure> {
         for lane in &self.lanes {
             self.end.context.modify_qp(lane.qp, Transition::Error)?;
@@ -420,7 +422,7 @@ impl<C: Beside> Session<C> {
     }
 }
 
-/// The cause, which stands before what follows from it.
+/// The cause, which precedes its consequences in a message.
 fn gone<C: Beside>(how: &str) -> String {
     format!("the other end has ended: its control connection {how}{}", C::ADVICE)
 }
@@ -429,8 +431,8 @@ pub(super) fn unexpected(message: &PerfMessage) -> Failure {
     Failure::run(format!("the other end sent {}, which was not expected", legible(&format!("{message:?}"))))
 }
 
-/// How long a work request may take to run out of retries: the timer may run to four times its
-/// nominal value (IBA o9-92), and there is a first try.
+/// The longest time until a work request exhausts its retries: the timer may run up to four times its nominal value
+/// (IBA o9-92), and the first transmission counts as well.
 fn retry_budget(timeout: u8) -> Duration {
     let nominal = Duration::from_nanos(4096 << timeout.min(31));
     4 * (u32::from(RETRY_COUNT) + 1) * nominal + Duration::from_millis(500)

@@ -5,7 +5,7 @@ use std::fmt;
 
 use ferroce::{Gid, Psn, Qpn};
 
-/// What a peer must know of a queue pair.
+/// The address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// 0 on Ethernet.
@@ -22,7 +22,7 @@ pub struct Destination {
 pub const MESSAGE: usize = 52;
 
 impl Destination {
-    /// As ibv_rc_pingpong writes it.
+    /// As written by ibv_rc_pingpong.
     pub fn to_message(self) -> [u8; MESSAGE] {
         let Destination { lid, qpn, psn, gid } = self;
         let text =
@@ -32,7 +32,7 @@ impl Destination {
         message
     }
 
-    /// Reads it; `None` if it is none.
+    /// Parses it; `None` if it is invalid.
     pub fn from_message(message: &[u8; MESSAGE]) -> Option<Destination> {
         let text = std::str::from_utf8(message.strip_suffix(&[0])?).ok()?;
         let fields: Vec<&str> = text.split(':').collect();
@@ -80,7 +80,7 @@ mod tests {
     fn other_messages_are_refused() {
         let good = b"0000:000011:abcdef:00000000000000000000ffff0a4d000b\0";
         assert!(Destination::from_message(good).is_some());
-        // Every byte matters: none can become something that is no digit, colon or NUL.
+        // Every byte is significant: replacing any with one that is no digit, colon or NUL is an error.
         for at in 0..MESSAGE {
             for bad in [b'+', b'x', b' ', 0xff] {
                 let mut message = *good;

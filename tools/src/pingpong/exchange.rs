@@ -15,24 +15,24 @@ use crate::failure::{Failure, OrFail, quote};
 use crate::tcp::read_exact;
 use crate::visitors::Heard;
 
-/// Bytes that a client says first.
+/// Bytes of a client's first message.
 pub(super) const FIRST: usize = MESSAGE;
 const DONE: &[u8; 5] = b"done\0";
-/// How long the other end may take for its part.
+/// The time limit of the exchange.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Tells the peer.
+/// Sends the address to the peer.
 pub(super) fn send(stream: &mut TcpStream, destination: Destination) -> Result<(), Failure> {
     stream.write_all(&destination.to_message()).or_fail(|| "sending the address of this end".into())
 }
 
-/// Hears a client, which says where it is.
+/// Parses a client's first message, its address.
 pub(super) fn judge(_: &mut TcpStream, said: &[u8]) -> Result<Heard<Destination>, Failure> {
     let Some(message) = said.first_chunk() else { return Ok(Heard::Needs(MESSAGE)) };
     parse(message).map(Heard::Client)
 }
 
-/// Learns of the server, which answers.
+/// Receives the server's answer.
 pub(super) fn receive(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<Destination, Failure> {
     let mut message = [0; MESSAGE];
     read_exact(stream, &mut message, PATIENCE, interrupt).map_err(|failure| match failure {
@@ -57,12 +57,12 @@ fn parse(message: &[u8; MESSAGE]) -> Result<Destination, Failure> {
     Ok(destination)
 }
 
-/// The client's last word.
+/// Sends the client's last message.
 pub(super) fn send_done(stream: &mut TcpStream) -> Result<(), Failure> {
     stream.write_all(DONE).or_fail(|| "sending 'done' to the server".into())
 }
 
-/// Waits for the client's last word.
+/// Waits for the client's last message.
 pub(super) fn receive_done(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut done = [0; DONE.len()];
     read_exact(stream, &mut done, PATIENCE, interrupt)?;

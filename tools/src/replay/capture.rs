@@ -1,4 +1,4 @@
-//! Reads the RoCE packets of a file, and counts what else is in it.
+//! Reads the RoCE packets of a file, and counts the other frames.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,35 +21,35 @@ use crate::dissect::unopened::Unopened;
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
-/// What a file has for a replay.
+/// The contents of a file.
 #[derive(Default)]
 pub(super) struct Capture {
     pub(super) packets: Vec<Rc<Seen>>,
-    /// Those that are not damaged, whole or with their first bytes.
+    /// Undamaged packets, complete or truncated.
     pub(super) samples: Vec<Sample>,
     pub(super) frames: u64,
-    /// Those that hold several packets.
+    /// Frames that contain several packets.
     pub(super) joined_frames: u64,
-    /// Packets with an opcode that is a manufacturer's, and not ferroce's.
+    /// Packets with a manufacturer opcode that is not ferroce's.
     pub(super) foreign: Vec<Foreign>,
-    /// Packets with an opcode that RoCE does not have, and that is no manufacturer's.
+    /// Packets with a reserved opcode, which is not a manufacturer opcode.
     pub(super) reserved: u64,
-    /// Packets whose opcode is nobody's, for their ICRC is wrong.
+    /// Packets with an unknown opcode and a wrong ICRC.
     pub(super) damaged: u64,
     /// RoCE packets that contradict themselves.
     pub(super) unreadable: u64,
-    /// RoCE packets that can't be checked, by the reason.
+    /// RoCE packets that can't be checked, by reason.
     pub(super) unchecked: BTreeMap<&'static str, u64>,
-    /// Why the file could not be read to its end.
+    /// The reason that the file could not be read to its end.
     pub(super) damage: Option<String>,
-    /// A signal came before its end.
+    /// Whether a signal ended the reading.
     pub(super) is_cut: bool,
-    /// Frames without a RoCE packet that is known, by what they are.
+    /// Frames without a known RoCE packet, by kind.
     pub(super) unopened: Unopened,
 }
 
 impl Capture {
-    /// Reads a capture, until a signal comes or memory runs short.
+    /// Reads a capture until a signal arrives or memory runs short.
     pub(super) fn read(
         input: CaptureInput,
         path: &Path,
@@ -65,9 +65,9 @@ impl Capture {
             let record = match reader.next_record() {
                 Ok(Some(record)) => record,
                 Ok(None) => break,
-                // A damaged end is no news where a signal has cut it off.
+                // After a signal, a damaged end is expected.
                 Err(_) if amount.is_cut() => break,
-                // Whoever records may be killed: what is there is judged.
+                // The recorder may have been killed; the packets so far are judged.
                 Err(error) if capture.frames > 0 => {
                     capture.damage = Some(error.to_string());
                     break;
@@ -105,7 +105,7 @@ impl Capture {
                     continue;
                 }
             };
-            // Virtual time starts with an hour: captures of several queues are not in order.
+            // Virtual time starts at one hour: packets in captures of several queues are not sorted by time.
             let start = *start.get_or_insert(record.timestamp);
             let at = Nanos(record.timestamp.saturating_add(HOUR).saturating_sub(start));
             let is_cut = record.captured.len() < record.original_len as usize;
@@ -131,14 +131,14 @@ impl Capture {
             );
             capture.is_cut = amount.is_cut();
         }
-        // Captures of several queues are not always in order.
+        // Packets in captures of several queues are not always sorted by time.
         capture.packets.sort_by_key(|packet| packet.at);
         capture.samples.sort_by_key(|sample| sample.at);
         capture.foreign.sort_by_key(|packet| packet.at);
         Ok(capture)
     }
 
-    /// Takes a RoCE packet, of which the recorder may have cut the end off.
+    /// Takes a RoCE packet, which the recorder may have truncated.
     fn take(&mut self, at: Nanos, layers: &Layers<'_>, transport: &Transport, is_cut: bool) {
         let is_cut = is_cut || transport.length_before_cut(layers.network.len()).is_some();
         let sample = || Sample::of(at, layers, transport);
@@ -148,7 +148,7 @@ impl Capture {
                 self.packets.push(Rc::new(packet));
             }
             Err(ParseError::Opcode(opcode)) if !is_cut => match transport.icrc(layers.network) {
-                // What goes on behind it is judged as if it were not recorded.
+                // Later packets are judged as if this one was not recorded.
                 Some((found, expected)) if found == expected && opcode < MANUFACTURERS => self.reserved += 1,
                 Some((found, expected)) if found == expected => {
                     let bth =
@@ -158,7 +158,7 @@ impl Capture {
                     let (frame, to) = (self.frames, Qpn::new(to));
                     self.foreign.push(Foreign { frame, at, source, destination, to, opcode });
                 }
-                // What the opcode was nobody knows.
+                // The original opcode is unknown.
                 Some(_) => self.damaged += 1,
                 None => self.unreadable += 1,
             },
@@ -172,7 +172,7 @@ impl Capture {
         }
     }
 
-    /// Packets with an opcode that is a manufacturer's, ferroce's own too.
+    /// Packets with a manufacturer opcode, including ferroce's own.
     pub(super) fn manufacturers_packets(&self) -> usize {
         self.foreign.len() + self.packets.iter().filter(|packet| packet.is_manufacturers()).count()
     }
@@ -184,11 +184,11 @@ impl Capture {
     }
 }
 
-/// What a replay takes, as measured: for each packet, and for each byte of it.
+/// The measured memory use of a replay: per packet, and per byte of it.
 const FOR_A_PACKET: u64 = 1024;
 const FOR_A_BYTE: u64 = 2;
 
-/// Memory that this machine can give without swapping, as the kernel estimates it.
+/// The memory that is available without swapping, as the kernel estimates it.
 fn available_memory() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -197,5 +197,5 @@ fn available_memory() -> Option<u64> {
 }
 
 const HOUR: u64 = 3_600_000_000_000;
-/// Why a packet can't be checked of which the recorder kept a part.
+/// The reason that a truncated packet can't be checked.
 pub(super) const CUT_SHORT: &str = "cut short by the recorder";

@@ -1,4 +1,4 @@
-//! Compares the engine's packets with the recorded ones: what must be the same, and what may differ.
+//! Compares the engine's packets with the recorded ones: which parts must be equal, and which may differ.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -11,7 +11,7 @@ use super::packet::Seen;
 use super::play::Played;
 use super::rule::{Finding, Rule, Weight};
 
-/// What differs between the recorded end and the engine in its place.
+/// The differences between the recorded end and the engine in its place.
 pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     let mut comparison = Comparison { of, ports: BTreeMap::new(), findings: Vec::new() };
     fn side(events: &[Event], end: usize) -> Vec<&Event> {
@@ -20,13 +20,13 @@ pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     let end = played.place.end;
     let (recorded, engine) = (side(&of.events, end), side(&played.events, end));
     comparison.requests(&recorded, &engine, played);
-    // What the engine was never asked it cannot answer.
+    // The engine can't answer requests that it did not get.
     let came = Messages::among(of, &played.events, 1 - end);
     let asked = |event: &&Event| came.at(event.psn).is_some();
     let answered: Vec<&Event> =
         recorded.into_iter().filter(|e| e.packet.is_whole_response() && asked(e)).collect();
     comparison.responses(&answered, &engine);
-    // All packets of a queue pair have one, or all those of a socket.
+    // One finding per port: all packets of a queue pair, or of a socket, have the same one.
     for (port, frame) in std::mem::take(&mut comparison.ports) {
         comparison.lawful(Rule::SourcePort, frame, format!("the UDP source port {port} is another here"));
     }
@@ -35,7 +35,7 @@ pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
 
 struct Comparison<'a> {
     of: &'a Conversation,
-    /// Recorded UDP source ports that are others here, and the first frame of each.
+    /// Recorded UDP source ports that the engine does not use, with the first frame of each.
     ports: BTreeMap<u16, u64>,
     findings: Vec<Finding>,
 }
@@ -53,13 +53,13 @@ impl Comparison<'_> {
         let (theirs, ours) = (self.firsts(recorded), self.firsts(engine));
         let known = Messages::posted(self.of, played.place.end);
         for (psn, there) in &theirs {
-            // A READ that was taken up again may be all that was recorded of it at first.
+            // The first recorded packet of a READ may be a resumed one.
             let is_start = |message: &Message| {
                 message.operation() != Some(Operation::ReadRequest) || message.first == *psn
             };
             let is_known = self.of.service == Service::Ud || known.at(*psn).is_some_and(is_start);
             if !is_known {
-                continue; // before the first whole message, or behind the last
+                continue; // before the first complete message, or after the last one
             }
             match ours.get(psn) {
                 Some(here) => self.request(there, here),
@@ -90,7 +90,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// The first transmissions, by PSN; of datagrams by number, for their PSNs count other peers too.
+    /// The first transmissions, by PSN; datagrams by number, since their PSNs also count packets to other peers.
     fn firsts<'e>(&self, events: &[&'e Event]) -> BTreeMap<i64, &'e Seen> {
         let mut firsts = BTreeMap::new();
         let mut reads: Vec<(i64, i64)> = Vec::new();
@@ -98,7 +98,7 @@ impl Comparison<'_> {
         for (number, event) in requests.enumerate() {
             let key = if self.of.service == Service::Ud { number as i64 } else { event.psn };
             let span = self.of.span(&event.packet);
-            // A READ that goes on is a repeat.
+            // A resumed READ is a retransmission.
             if reads.iter().rev().take(256).any(|(start, end)| key > *start && key < *end) {
                 continue;
             }
@@ -146,7 +146,7 @@ impl Comparison<'_> {
         self.choices(there, here);
     }
 
-    /// What every implementation chooses.
+    /// Fields that an implementation may choose.
     fn choices(&mut self, there: &Seen, here: &Seen) {
         if there.bth.mig_req() != here.bth.mig_req() {
             let value = u8::from(there.bth.mig_req());
@@ -170,7 +170,7 @@ impl Comparison<'_> {
         }
         let (recorded, engine) = (answers(recorded), answers(engine));
         for event in &recorded {
-            // One that says the same again is no other.
+            // A repetition of the same response is skipped.
             let packet = &event.packet;
             if known.insert((event.psn, packet.opcode.byte(), packet.original(), packet.payload_digest())) {
                 there.entry(event.psn).or_default().push(packet);
@@ -199,7 +199,7 @@ impl Comparison<'_> {
             candidates.iter().filter(|there| there.opcode.operation() == operation).collect();
         let Some(first) = alike.first() else { return };
         match operation {
-            // One of another length is not what was asked for: the judge says so.
+            // A response of another length is a violation that the judge reports.
             Operation::ReadResponse
                 if alike.iter().all(|there| there.payload_len() != here.payload_len()) => {}
             Operation::ReadResponse => {
@@ -246,7 +246,7 @@ impl Comparison<'_> {
         self.choices(first, here);
     }
 
-    /// The NAKs, one by one.
+    /// Compares the NAKs one by one.
     fn refusals(&mut self, recorded: &[&Event], engine: &[&Event]) {
         let naks = |events: &[&Event]| -> Vec<(i64, u8, u64)> {
             let responses = events.iter().filter(|event| event.packet.is_nak() && event.packet.icrc_is_right);
@@ -264,7 +264,7 @@ impl Comparison<'_> {
         let message_of = |psn: i64| of.messages[asker].at(psn).map(|message| message.first..=message.last);
         for (psn, byte, frame) in there {
             let was = name(byte);
-            // Address and key are checked again with each packet.
+            // Address and rkey are checked with each packet.
             let elsewhere = message_of(psn).filter(|_| byte == 0x62).and_then(|psns| {
                 let mut refusals = here.range(psns);
                 refusals.find(|(_, naks)| naks.iter().any(|(is, _)| *is == byte)).map(|(psn, _)| *psn)
@@ -291,7 +291,7 @@ impl Comparison<'_> {
                     let text = format!("PSN {} is answered with {}, recorded {was}", hex(psn), name(is));
                     self.violation(Rule::Refusal, frame, text);
                 }
-                // Whether gaps are told is judged by what reached the engine.
+                // The judge checks NAKs of gaps, by the packets that reached the engine.
                 None if byte == 0x60 => {
                     let text =
                         format!("{was} for PSN {} was recorded: here the packets before it came", hex(psn));
@@ -321,9 +321,9 @@ impl Comparison<'_> {
             let (told, is) = (format!("{} for PSN {} was not recorded", name(byte), hex(psn)), byte >> 5);
             let is_open = newest_done.is_none_or(|newest| newest < psn);
             match is {
-                // The recorded end's answer may be behind the end of the capture.
+                // The recorded end's response may come after the end of the capture.
                 3 if is_open => {}
-                // The recorded end had none either, or its answer was not recorded.
+                // The recorded end had no receive WR either, or its response was not recorded.
                 1 if is_open || refused.contains(&psn) => {
                     self.lawful(Rule::Receives, frame, format!("{told}: here the receive was posted later"));
                 }
@@ -334,10 +334,10 @@ impl Comparison<'_> {
     }
 }
 
-/// The NAKs of an end: for which PSN, with which syndrome, and in which frame.
+/// The NAKs of an end, by PSN: syndrome and frame.
 type Naks = BTreeMap<i64, VecDeque<(u8, u64)>>;
 
-/// Takes one of a PSN out whose syndrome fits.
+/// Removes a NAK of a PSN whose syndrome fits.
 fn take(naks: &mut Naks, psn: i64, fits: impl Fn(u8) -> bool) -> Option<(u8, u64)> {
     let of_psn = naks.get_mut(&psn)?;
     of_psn.remove(of_psn.iter().position(|(syndrome, _)| fits(*syndrome))?)

@@ -1,7 +1,8 @@
-//! Congestion control in a capture: who received CNPs, and the rate of each sender compared with the rate that DCQCN
-//! would have allowed. This is a report and not a verdict: a sender need not use the preset with which it is compared.
+//! Congestion control in a capture: the receivers of CNPs, and the rate of each sender compared with the rate that
+//! DCQCN would have allowed. This is a report and not a verdict: a sender need not use the preset with which it is
+//! compared.
 //!
-//! - `congestion/origin.rs`: whose data a packet is
+//! - `congestion/origin.rs`: the sender of a packet
 //! - `congestion/sender.rs`: a sender and its `ReactionPoint`
 //! - `congestion/receiver.rs`: the CNPs of a host
 //! - `congestion/line_rate.rs`, `congestion/window.rs`: the line rate; the interval of a rate
@@ -47,7 +48,7 @@ pub(super) struct CongestionOptions {
     series: bool,
 }
 
-/// A preset of DCQCN as it was given, and its parameters.
+/// A preset of DCQCN as given, and its parameters.
 #[derive(Clone, Debug)]
 struct Preset {
     name: String,
@@ -66,42 +67,42 @@ impl FromStr for Preset {
     }
 }
 
-/// What a capture says of congestion control.
+/// The report on congestion control.
 #[derive(Serialize)]
 pub(super) struct Congestion {
-    /// Congestion notification packets, and the queue pairs that they are for.
+    /// Congestion notification packets, and the queue pairs that they name.
     cnps: u64,
     queue_pairs_told: usize,
     comparison: Option<Comparison>,
 }
 
-/// Each sender beside a reaction point that is told of the same CNPs and bytes.
+/// Each sender compared with a reaction point that gets the same CNPs and bytes.
 #[derive(Serialize)]
 struct Comparison {
     preset: String,
     parameters: String,
     line_rate: LineRate,
-    /// Most told of first.
+    /// Those with the most CNPs first.
     senders: Vec<SenderReport>,
     receivers: Vec<Receiver>,
-    /// Packets without a right ICRC, or without a transport header.
+    /// Packets without a valid ICRC, or without a transport header.
     packets_left_out: u64,
-    /// Packets of senders beyond the most that are compared.
+    /// Packets of senders beyond the limit.
     packets_beyond: u64,
     #[serde(skip)]
     series: bool,
 }
 
-/// Senders that are compared, and hosts whose CNPs are counted, at most.
+/// The most senders that are compared, and hosts whose CNPs are counted.
 const MOST: usize = 4096;
-/// Rows of a table that people are shown.
+/// The most rows of a printed table.
 const SHOWN: usize = 32;
 
 impl Congestion {
-    /// Of a capture; `pairs` are queue pairs that belong together.
+    /// The report of a capture; `pairs` are connected queue pairs.
     ///
     /// # Errors
-    /// If a parameter does not fit the line rate.
+    /// A parameter does not fit the line rate.
     pub(super) fn of(
         capture: &Capture,
         conversations: &[Conversation],
@@ -153,8 +154,8 @@ impl Comparison {
     }
 }
 
-/// Those that send data or are told of congestion, in the order of their first packets; and how many packets are of more
-/// than [`MOST`].
+/// Senders of data or receivers of CNPs, in the order of their first packets; and the number of packets beyond [`MOST`]
+/// senders.
 fn senders(samples: &[Sample], origins: &Origins) -> (Vec<Sender>, u64) {
     let mut senders: Vec<Sender> = Vec::new();
     let (mut places, mut beyond) = (HashMap::new(), 0);
@@ -245,7 +246,7 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// Says how many rows people are not shown.
+/// Prints the number of omitted rows.
 fn more(f: &mut fmt::Formatter<'_>, rows: usize) -> fmt::Result {
     match rows.checked_sub(SHOWN) {
         None | Some(0) => Ok(()),

@@ -25,26 +25,26 @@ pub(super) struct Conversation {
     pub(super) service: Service,
     pub(super) ends: [End; 2],
     pub(super) path_mtu: PathMtu,
-    /// How the path MTU is known.
+    /// The source of the path MTU.
     pub(super) path_mtu_from: &'static str,
     pub(super) events: Vec<Event>,
-    /// What the connection manager said of it.
+    /// The attributes from the connection manager's messages.
     pub(super) agreed: Option<Agreed>,
-    /// What either end's application posted.
+    /// The messages that each end's application posted.
     pub(super) messages: [Messages; 2],
-    /// What either end answered.
+    /// The responses of each end.
     pub(super) answers: [Answers; 2],
     /// The partition, as a full member's key: that of the REQ, or of the first packet.
     pub(super) pkey: PKey,
-    /// Ends that are limited members of it: the other one must be a full member.
+    /// Ends that are limited members of it: the other end must be a full member.
     pub(super) limited: [bool; 2],
-    /// Ends that speak RoCE v1.
+    /// Ends that use RoCE v1.
     roce_v1: [bool; 2],
-    /// Ends that give each packet an IPv4 identification of its own.
+    /// Ends that number their packets by the IPv4 identification.
     pub(super) numbers: [bool; 2],
-    /// Its flows may belong to others.
+    /// Whether the pairing of its flows is a guess.
     pub(super) is_guessed: bool,
-    /// Where it stops to be judged: the frame, and the opcode there that is a manufacturer's.
+    /// The end of the judged part: the frame of a manufacturer opcode, and the opcode.
     pub(super) foreign: Option<(u64, u8)>,
 }
 
@@ -59,42 +59,42 @@ pub(super) struct End {
 /// A packet of a conversation.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
-    /// Which end sent it.
+    /// The index of the end that sent it.
     pub(super) from: usize,
     pub(super) packet: Rc<Seen>,
-    /// Its PSN without the wrap, in the numbering of whoever sends the requests.
+    /// Its PSN without wraps, in the PSN space of the end that sends the requests.
     pub(super) psn: i64,
-    /// What came later shows that it did not arrive.
+    /// Later packets show that it did not arrive.
     pub(super) lost: bool,
-    /// The network made it: its sender sent this packet once.
+    /// A copy made by the network: its sender sent this packet once.
     pub(super) copy: bool,
-    /// It is a request, the same as the packet right before it: its sender or the network made it.
+    /// A request identical to the packet just before it: either the sender or the network repeated it.
     pub(super) twin: bool,
 }
 
-/// What a REQ and its REP say, by end.
+/// The attributes in a REQ and its REP, by end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreed {
     pub(super) start: [Psn; 2],
     pub(super) pkey: PKey,
     pub(super) path_mtu: Option<PathMtu>,
-    /// READs and atomics that an end may have outstanding.
+    /// The most outstanding READs and atomics of an end.
     pub(super) depth: [u8; 2],
-    /// By which an end repeats what is not acknowledged, as a power of two of 4.096 µs.
+    /// The ACK timeout of an end, as a power of two of 4.096 µs.
     pub(super) timeout: u8,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
 }
 
-/// What a user says that the packets do not.
+/// Attributes that the user has given.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Given {
     pub(super) path_mtu: Option<PathMtu>,
-    /// Queue pair numbers that belong together.
+    /// Connected queue pairs.
     pub(super) pairs: Vec<(Qpn, Qpn)>,
 }
 
-/// A packet whose opcode is a manufacturer's: nobody knows how it changes the numbering.
+/// A packet with a manufacturer opcode: its effect on the PSNs is unknown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Foreign {
     pub(super) frame: u64,
@@ -106,14 +106,14 @@ pub(super) struct Foreign {
 }
 
 impl Event {
-    /// The end whose requests number it.
+    /// The end in whose PSN space it is.
     pub(super) fn space(&self) -> usize {
         if self.packet.is_request() { self.from } else { 1 - self.from }
     }
 }
 
 impl Conversation {
-    /// All conversations of a capture, but those of QP1, in the order of their first packets.
+    /// All conversations of a capture except those of QP1, in the order of their first packets.
     pub(super) fn find(
         packets: &[Rc<Seen>],
         foreign: &[Foreign],
@@ -132,13 +132,14 @@ impl Conversation {
             progress.step(|| format!("{number} of {} packets are in their conversations", packets.len()))?;
             let (to, service) = (packet.bth.dest_qpn(), packet.service());
             while let Some(foreign) = foreign.next_if(|f| (f.at, f.frame) < (packet.at, packet.frame)) {
-                // In front of all that is known a connection is judged from behind it, as from where a capture begins.
+                // If it precedes all known packets of a connection, the connection is judged from behind it, as at the
+                // start of a capture.
                 let flow = (foreign.source, foreign.destination, foreign.to, Service::Rc);
                 if let Some(index) = by_flow.get(&flow) {
                     found[*index].foreign.get_or_insert((foreign.frame, foreign.opcode));
                 }
             }
-            // A queue pair that is connected anew begins another conversation.
+            // A queue pair that is connected again begins another conversation.
             while let Some(setup) = renewed.next_if(|setup| setup.frame < packet.frame) {
                 let [a, b] = setup.ends;
                 for service in [Service::Rc, Service::Uc] {
@@ -177,7 +178,7 @@ impl Conversation {
                     })
                 }
                 (Service::Ud, None) => continue,
-                // A CNP is for the queue pair whatever its service.
+                // A CNP names the queue pair, without its service.
                 (Service::Cnp, _) => {
                     let of = |service| {
                         by_flow.get(&(packet.network.source, packet.network.destination, to, service))
@@ -191,7 +192,7 @@ impl Conversation {
                     let flow = (packet.network.source, packet.network.destination, to, service);
                     match by_flow.get(&flow) {
                         Some(index) => *index,
-                        // What is damaged may be for anybody.
+                        // A damaged packet may belong to any queue pair.
                         None if !packet.icrc_is_right => continue,
                         None => begin(&mut found, &mut by_flow, flow, &pairing),
                     }
@@ -250,7 +251,7 @@ impl Conversation {
             (Service::Ud, Some(deth)) => {
                 self.ends[0].gid == packet.network.source && self.ends[0].qpn == Some(deth.source_qpn())
             }
-            // Both ends may have one address (a host that talks to itself).
+            // Both ends may have the same address (a host that talks to itself).
             _ => {
                 self.ends[1].gid == packet.network.destination
                     && self.ends[1].qpn == Some(packet.bth.dest_qpn())
@@ -279,16 +280,16 @@ impl Conversation {
             [0, 1].map(|end| self.events.iter().any(|event| event.from == end && is_limited(event)));
     }
 
-    /// Whether a receiver may look at a packet further: ICRC, transport version and P_Key are right.
+    /// Whether a receiver accepts a packet for further checks: ICRC, transport version and P_Key are valid.
     pub(super) fn is_acceptable(&self, packet: &Seen) -> bool {
         packet.icrc_is_right && packet.bth.transport_version() == 0 && self.pkey.admits(packet.bth.pkey())
     }
 
-    /// Numbers the packets without wraps.
+    /// Unwraps the PSNs.
     fn number(&mut self) {
         let mut newest: [Option<i64>; 2] =
             [0, 1].map(|end| self.agreed.map(|agreed| i64::from(agreed.start[end].value()) - 1));
-        // Requests decide; an ACK before the first of them is of one that was not recorded.
+        // The first request is decisive; an ACK before it belongs to an unrecorded request.
         for end in [0, 1] {
             let mut whole = self.events.iter().filter(|e| e.space() == end && e.packet.icrc_is_right);
             let first = whole.clone().find(|event| event.packet.is_request()).or_else(|| whole.next());
@@ -297,16 +298,16 @@ impl Conversation {
         for event in &mut self.events {
             let Some(newest) = &mut newest[event.space()] else { continue };
             event.psn = *newest + i64::from(event.packet.psn().distance(wrapped(*newest)));
-            // What is damaged may have any PSN.
+            // A damaged packet may have any PSN.
             if event.packet.is_whole_request() {
                 *newest = (*newest).max(event.psn);
             }
         }
     }
 
-    /// Finds packets that came twice, the same to the last bit: of a host that numbers its packets, and of requests that
-    /// are never sent again, the network made the second one. Else it may be a repeat as well, and nobody can tell where
-    /// it comes right behind the first.
+    /// Finds bit-identical duplicates. If a host numbers its packets, or if the request is never retransmitted, the
+    /// network made the second one. Otherwise it may also be a retransmission; right after the first one, the two can't
+    /// be distinguished.
     fn find_copies(&mut self, numbering: &Numbering) {
         let [a, b] = self.ends.map(|end| end.gid);
         self.numbers = [numbering.counts(a, b), numbering.counts(b, a)];
@@ -333,7 +334,7 @@ impl Conversation {
         twins.into_iter().for_each(|index| self.events[index].twin = true);
     }
 
-    /// Whether an end sends no request again, and its PSNs tell them apart.
+    /// Whether an end never retransmits requests, and its PSNs distinguish them.
     fn sends_each_request_once(&self, end: usize) -> bool {
         match self.service {
             Service::Uc => true,
@@ -371,7 +372,7 @@ impl Conversation {
         };
     }
 
-    /// From how far the request behind a READ is away.
+    /// From the distance between a READ and the next request.
     fn path_mtu_of_reads(&self) -> Option<PathMtu> {
         let mut firsts: BTreeMap<(usize, i64), u32> = BTreeMap::new();
         for event in self.events.iter().filter(|event| event.packet.is_whole_request()) {
@@ -379,7 +380,7 @@ impl Conversation {
                 event.packet.extensions.reth.filter(|_| event.packet.opcode == Opcode::RC_READ_REQUEST);
             firsts.entry((event.from, event.psn)).or_insert(read.map_or(0, |reth| reth.length()));
         }
-        // Those that fit every READ with a new request right behind; what goes on with a READ is none.
+        // Path MTUs that fit every READ followed by a new request; a resumed READ is not one.
         let mut fitting = PathMtu::ALL.to_vec();
         let mut seen = false;
         for (((end, psn), length), ((next_end, next_psn), next_length)) in
@@ -394,19 +395,19 @@ impl Conversation {
         fitting.first().copied().filter(|mtu| seen && *mtu != PathMtu::Mtu256)
     }
 
-    /// Finds packets that were recorded and did not arrive: what a NAK or a repeated READ asks for.
+    /// Finds recorded packets that did not arrive: those that a NAK or a resumed READ requests again.
     fn find_losses(&mut self) {
-        // READs that came before, by end: where each starts and ends.
+        // Earlier READs by end: first PSN, and the PSN after the last.
         let mut reads = [BTreeMap::new(), BTreeMap::new()];
         for at in 0..self.events.len() {
             let event = &self.events[at];
             let (packet, asker, missing) = (&event.packet, event.from, event.psn);
             if !packet.icrc_is_right {
-                continue; // nobody can tell what it asked for
+                continue; // it is unknown what it requested
             }
             let is_sequence_error = packet.extensions.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x60);
             let is_told = packet.is_response() && is_sequence_error;
-            // What had no receive did arrive; rdma_rxe NAKs the packets behind it, too.
+            // A request without a receive WR did arrive; rdma_rxe sends NAKs for the packets after it, too.
             let mut before = self.events[..at].iter().rev().take(LOOK_BACK);
             if is_told && before.any(|e| e.from == asker && e.psn == missing && e.packet.is_rnr_nak()) {
                 continue;
@@ -415,7 +416,7 @@ impl Conversation {
                 if packet.opcode != Opcode::RC_READ_REQUEST {
                     continue;
                 }
-                // One that goes on with an earlier one, from behind its start.
+                // A READ that resumes an earlier one, after its start.
                 let mut before = reads[asker].range(..missing).rev().take(NESTED);
                 let is_resumed = before.any(|(_, end)| missing < *end);
                 let end = missing + self.span(packet);
@@ -427,7 +428,7 @@ impl Conversation {
             }
             for event in self.events[..at].iter_mut().rev().take(LOOK_BACK) {
                 let kind = if is_told { event.packet.is_request() } else { event.packet.is_response() };
-                // A READ request asks for all its responses; a NAK names it by the first.
+                // A READ request asks for all its responses; a NAK names it by the first one.
                 event.lost |= event.from != asker && event.psn == missing && kind;
             }
         }
@@ -436,7 +437,7 @@ impl Conversation {
         }
     }
 
-    /// Whether the path MTU, and so how many PSNs a READ takes up, is more than a guess.
+    /// Whether the path MTU is more than a guess, and with it the number of PSNs of a READ.
     pub(super) fn knows_path_mtu(&self) -> bool {
         let long = |event: &Event| {
             event.packet.extensions.reth.is_some_and(|reth| reth.length() > PathMtu::Mtu256.bytes())
@@ -444,18 +445,18 @@ impl Conversation {
         self.path_mtu_from != GUESSED || !self.events.iter().any(long)
     }
 
-    /// Finds the version that an end speaks: that of its first packet, or of the first that it got.
+    /// Finds the RoCE version of an end: that of its first packet, or of the first one that it received.
     fn find_versions(&mut self) {
         let first = |end: usize| self.events.iter().find(|event| event.from == end).or(self.events.first());
         self.roce_v1 = [0, 1].map(|end| first(end).is_some_and(|event| event.packet.is_roce_v1()));
     }
 
-    /// Whether an end speaks RoCE v1.
+    /// Whether an end uses RoCE v1.
     pub(super) fn is_roce_v1(&self, end: usize) -> bool {
         self.roce_v1[end]
     }
 
-    /// How many PSNs a request takes up.
+    /// The number of PSNs of a request.
     pub(super) fn span(&self, request: &Seen) -> i64 {
         match (request.opcode.operation(), request.extensions.reth) {
             (Operation::ReadRequest, Some(reth)) => i64::from(self.path_mtu.packets(reth.length())),
@@ -464,7 +465,7 @@ impl Conversation {
     }
 }
 
-/// Begins the conversation of a flow and of the one that answers it, if that is known.
+/// Begins the conversation of a flow and of its opposite flow, if that is known.
 fn begin(
     found: &mut Vec<Conversation>,
     by_flow: &mut HashMap<Flow, usize>,
@@ -484,14 +485,14 @@ fn begin(
     index
 }
 
-/// Nobody waits for an answer so shortly before a repeat.
+/// Shorter than any ACK timeout.
 const SUDDEN: Duration = Duration::from_micros(200);
-/// What is asked for again was sent among so many packets.
+/// The packets before a NAK or READ among which a lost one is looked for.
 const LOOK_BACK: usize = 8192;
-/// READs that one PSN may lie in: one, and those that were taken up again.
+/// The most READs around one PSN: one, and those that resumed it.
 const NESTED: usize = 256;
 
-/// How a path MTU is known that is not known.
+/// The source of a path MTU that is a guess.
 const GUESSED: &str = "taken for granted";
 
 /// The PSN on the wire.
@@ -499,11 +500,11 @@ pub(super) fn wrapped(psn: i64) -> Psn {
     Psn::new((psn & 0x00ff_ffff) as u32)
 }
 
-/// A connection that the connection manager made.
+/// A connection that the connection manager established.
 struct Setup {
-    /// Of the REP.
+    /// The frame of the REP.
     frame: u64,
-    /// Who asked, and who was asked.
+    /// The active and the passive end.
     ends: [(Gid, Qpn); 2],
     agreed: Agreed,
 }
@@ -525,7 +526,7 @@ impl Setup {
     }
 }
 
-/// Connections of which REQ and REP are in the capture.
+/// Connections whose REQ and REP are in the capture.
 fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
     let mut asked = HashMap::new();
     let mut setups = Vec::new();
@@ -543,11 +544,11 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
                     continue;
                 };
                 let agreed = Agreed {
-                    // Each says from where it expects the other's requests.
+                    // Each message has the first PSN that its sender expects of the other end's requests.
                     start: [rep.starting_psn(), req.starting_psn()],
                     pkey: req.pkey(),
                     path_mtu: req.path_mtu(),
-                    // What the one may ask is what the other has said it takes.
+                    // An end may have as many outstanding as the other end accepts.
                     depth: [rep.responder_resources(), rep.initiator_depth()],
                     timeout: req.primary_path.ack_timeout(),
                     retry_count: req.retry_count(),
@@ -565,8 +566,7 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
     setups
 }
 
-/// The queue pairs that the flows of connections come from: as given, by the connection manager, or as the
-/// packets tell.
+/// Finds the source queue pairs of the flows of connections: as given, by the connection manager, or from the packets.
 fn pair_flows(
     packets: &[Rc<Seen>],
     setups: &[Setup],

@@ -1,8 +1,8 @@
-//! Which packets of a conversation are judged, and which the engine was given or could have sent.
+//! The packets of a conversation that are judged, and those that the engine got or could have sent.
 //!
 //! A response that fits no recorded request does not count as judged, because the request may be missing in the
-//! capture. What is visible without the request (P_Key, syndrome, an acknowledged PSN far from all that were sent) is
-//! checked all the same.
+//! capture. The properties that are visible without the request (P_Key, syndrome, an acknowledged PSN far from all that
+//! were sent) are checked all the same.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use ferroce::wire::Service;
 use super::conversation::{Conversation, Event};
 use super::message::Messages;
 
-/// What a verdict on a conversation is of.
+/// The packets that a verdict on a conversation covers.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
-    /// Packets of each end that are judged.
+    /// Judged packets of each end.
     judged: [u64; 2],
-    /// Answers to what was not recorded.
+    /// Responses to unrecorded requests.
     pub(super) strays: u64,
     /// Whether a request is judged.
     pub(super) has_requests: bool,
@@ -41,14 +41,13 @@ impl Coverage {
         self.judged.iter().sum()
     }
 
-    /// Whether an end is judged by no packet that it sent.
+    /// Whether no packet of an end is judged.
     pub(super) fn tells_nothing_of(&self, end: usize) -> bool {
         self.judged[end] == 0
     }
 }
 
-/// Packets that are judged, and that no engine in the place of these ends gets or is to send: the capture does
-/// not have all of their messages.
+/// Judged packets that no engine in place of these ends gets or sends: the capture lacks parts of their messages.
 pub(super) fn not_played(conversation: &Conversation, ends: &[usize]) -> u64 {
     if conversation.service == Service::Ud {
         return 0; // each datagram is a message
@@ -64,7 +63,7 @@ pub(super) fn not_played(conversation: &Conversation, ends: &[usize]) -> u64 {
     conversation.events.iter().filter(is_left_out).count() as u64
 }
 
-/// The PSNs of the recorded requests of each end, as stretches from the first to before the last.
+/// The PSNs of the recorded requests of each end, as ranges (end exclusive).
 struct AskedPsns([BTreeMap<i64, i64>; 2]);
 
 impl AskedPsns {
@@ -77,7 +76,7 @@ impl AskedPsns {
                 *known = end.max(*known);
             }
         }
-        // READs that were taken up again lie in each other.
+        // Resumed READs overlap.
         for stretches in &mut asked {
             let mut newest = i64::MIN;
             for end in stretches.values_mut() {
@@ -88,7 +87,7 @@ impl AskedPsns {
         AskedPsns(asked)
     }
 
-    /// What is damaged says nothing of its sender, nor does an answer to what was not recorded.
+    /// A damaged packet, or a response to an unrecorded request, says nothing about its sender.
     fn judges(&self, event: &Event) -> bool {
         let packet = &event.packet;
         let fits = || {

@@ -1,4 +1,4 @@
-//! The messages of the connection manager between two hosts, judged by what they say of each other. They give a
+//! The messages of the connection manager between two hosts, judged by whether they are consistent. They have a
 //! connection's attributes, and are not played.
 
 use std::collections::HashMap;
@@ -11,22 +11,22 @@ use ferroce::{Gid, Qpn};
 use super::packet::Seen;
 use super::rule::{Finding, Rule, Weight};
 
-/// What went over QP1 between two hosts.
+/// The packets of QP1 between two hosts.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) hosts: [Gid; 2],
     messages: Vec<Rc<Seen>>,
 }
 
-/// What is said of one host.
+/// The results for one host.
 #[derive(Debug, Default)]
 pub(super) struct Judged {
     pub(super) findings: Vec<Finding>,
-    /// How often it said what, in the order of the first time.
+    /// The number of messages of each kind, in the order of the first ones.
     pub(super) said: Vec<(&'static str, u64)>,
 }
 
-/// What is known of a request, by who sent it and its id.
+/// A request, by sender and communication ID.
 struct Asked {
     transaction_id: u64,
     by: Gid,
@@ -60,12 +60,12 @@ impl Exchange {
         self.messages.len()
     }
 
-    /// Messages that arrived whole.
+    /// The number of undamaged messages.
     pub(super) fn judged(&self) -> usize {
         self.messages.iter().filter(|message| message.icrc_is_right).count()
     }
 
-    /// Judges both hosts, in their order.
+    /// Judges both hosts, in order.
     pub(super) fn judge(&self) -> [Judged; 2] {
         let mut judged = [Judged::default(), Judged::default()];
         let mut requests: HashMap<(Gid, u32), Asked> = HashMap::new();
@@ -73,7 +73,7 @@ impl Exchange {
         for packet in &self.messages {
             let judged = &mut judged[usize::from(packet.network.source != self.hosts[0])];
             if !packet.icrc_is_right {
-                continue; // nobody gets to see it
+                continue; // no receiver sees it
             }
             shape(packet, judged);
             let message = match CmMessage::parse(&packet.payload) {
@@ -117,7 +117,7 @@ impl Exchange {
                 CmBody::Drep(drep) => {
                     answers(&ends, (there, drep.remote_comm_id()), packet, transaction_id, judged);
                 }
-                // A REJ may also be of a REP, an MRA of a DREQ: they name either end's id.
+                // A REJ may also answer a REP, an MRA a DREQ: they name the ID of either end.
                 _ => {}
             }
         }
@@ -138,12 +138,12 @@ impl Judged {
     }
 }
 
-/// Whether it is of the connection manager, and not of another management class.
+/// Whether it belongs to the connection manager, and not to another management class.
 fn is_cm(packet: &Seen) -> bool {
     packet.payload.get(1) == Some(&MadHeader::CLASS_CM)
 }
 
-/// What every message over QP1 has (docs/protocol.md §2, GMP).
+/// Checks the common part of messages on QP1 (docs/protocol.md §2, GMP).
 fn shape(packet: &Seen, judged: &mut Judged) {
     let deth = packet.extensions.deth.map(|deth| (deth.qkey(), deth.source_qpn()));
     if packet.opcode != Opcode::UD_SEND_ONLY || packet.payload_len() != MAD_LEN {
@@ -159,7 +159,7 @@ fn shape(packet: &Seen, judged: &mut Judged) {
     }
 }
 
-/// Whether the addresses in rdma_cm's private data are those of the packet.
+/// Checks that the addresses in rdma_cm's private data are those of the packet.
 fn addresses(packet: &Seen, service_id: u64, private_data: &[u8], judged: &mut Judged) {
     if ![SERVICE_ID_TCP, SERVICE_ID_UDP].contains(&(service_id & !PORT_BITS)) {
         return; // not rdma_cm's: the private data are the application's
@@ -177,7 +177,7 @@ fn addresses(packet: &Seen, service_id: u64, private_data: &[u8], judged: &mut J
     }
 }
 
-/// Whether a request that comes again says the same.
+/// Checks that a retransmitted request is identical.
 fn repeated(
     requests: &HashMap<(Gid, u32), Asked>,
     key: (Gid, u32),
@@ -197,7 +197,7 @@ fn repeated(
     }
 }
 
-/// Whether an answer names an id and a transaction that somebody asked with.
+/// Checks that the ID and transaction of an answer are those of a request.
 fn answers(
     asked: &HashMap<(Gid, u32), Asked>,
     key: (Gid, u32),
@@ -214,7 +214,7 @@ fn answers(
             );
             judged.fault(Rule::CmAnswer, packet, text);
         }
-        // The request may be older than the capture, unless its transaction is known under another id.
+        // The request may precede the capture, unless its transaction is known with another ID.
         None if same.is_some() => {
             let text = format!("answers id {:#010x}, which nobody asked with in this transaction", key.1);
             judged.fault(Rule::CmAnswer, packet, text);

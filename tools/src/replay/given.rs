@@ -1,4 +1,4 @@
-//! Queue pairs that the user has declared to be connected (`--pair`), and the check of them.
+//! The queue pairs that the user declares to be connected (`--pair`), and checks of them.
 
 use std::collections::{BTreeSet, HashSet};
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use super::packet::Seen;
 use super::pairing::{Flow, Pairing};
 use crate::failure::Failure;
 
-/// Ties the queue pairs of each pair, wherever packets go to both between the same two hosts.
+/// Pairs the queue pairs of each pair, wherever two hosts send to both of them.
 pub(super) fn tie(pairing: &mut Pairing, packets: &[Rc<Seen>], pairs: &[(Qpn, Qpn)]) -> Result<(), Failure> {
     if pairs.is_empty() {
         return Ok(());
@@ -22,7 +22,7 @@ pub(super) fn tie(pairing: &mut Pairing, packets: &[Rc<Seen>], pairs: &[(Qpn, Qp
     };
     let flows: HashSet<Flow> = packets.iter().filter(is_connected).map(flow).collect();
     if flows.is_empty() {
-        // That there is nothing to judge, and why, is said elsewhere.
+        // An empty capture is reported elsewhere.
         return Ok(());
     }
     for (number, (a, b)) in pairs.iter().enumerate() {
@@ -31,7 +31,7 @@ pub(super) fn tie(pairing: &mut Pairing, packets: &[Rc<Seen>], pairs: &[(Qpn, Qp
             .map(|flow| (flow, (flow.1, flow.0, *a, flow.3)))
             .filter(|(_, back)| flows.contains(back))
             .collect();
-        // A capture may have one direction alone.
+        // A capture may have one direction only.
         let is_one_way = |(source, destination, to, _): &Flow| {
             (to == a || to == b) && !flows.iter().any(|flow| (flow.1, flow.0) == (*source, *destination))
         };
@@ -67,7 +67,7 @@ pub(super) fn tie(pairing: &mut Pairing, packets: &[Rc<Seen>], pairs: &[(Qpn, Qp
     Ok(())
 }
 
-/// The queue pairs that packets go to, for people.
+/// The destination queue pairs in the capture, as text.
 fn known(flows: &HashSet<Flow>) -> String {
     const MOST: usize = 16;
     let numbers: BTreeSet<u32> = flows.iter().map(|(_, _, to, _)| to.value()).collect();

@@ -1,17 +1,16 @@
 //! Checks whether an end keeps the rules, by its packets alone.
 //!
 //! - `judge/requester.rs`, `judge/responder.rs`: an end as a requester; as a responder
-//! - `judge/statements.rs`: what a responder has said and must not contradict
+//! - `judge/statements.rs`: contradictions between a responder's packets
 //!
-//! A capture may lack packets anywhere, so a recorded end is judged only by what is certain. The engine is judged
-//! strictly, because all its packets are known.
+//! A capture may lack any packet, so a recorded end is judged only by what is certain. The engine is judged strictly,
+//! because all its packets are known.
 //!
-//! - Receives, memory, permissions and the path MTU are inferred from how requests were answered. If the answers do not
-//!   show one of them, nothing is judged by it, and an end whose path MTU would be a guess is not played.
-//! - If a host numbers its IPv4 packets (`numbering.rs`), a packet that comes twice, identical to the last bit, is a
-//!   copy made by the network: it arrived twice, and was sent once. For hosts that do not number them this can't be
-//!   decided, so a second NAK is no violation. Requests of UC and datagrams are never retransmitted, so a second one is
-//!   a copy from any host.
+//! - Receive WRs, memory, permissions and the path MTU are inferred from the responses to requests. If the responses do
+//!   not show one of them, it is not used for judging, and an end whose path MTU would be a guess is not played.
+//! - If a host numbers its IPv4 packets (`numbering.rs`), a bit-identical duplicate is a copy made by the network: it
+//!   arrived twice, and was sent once. For hosts that do not number them this can't be decided, so a second NAK is no
+//!   violation. Requests of UC and datagrams are never retransmitted, so a second one is a copy from any host.
 
 mod requester;
 mod responder;
@@ -30,46 +29,46 @@ use requester::Requester;
 use responder::Responder;
 use statements::Statements;
 
-/// What was measured of an end, in the way of Lumina's analysers.
+/// Measurements of an end, as in Lumina's analysers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
     /// From the packet that shows a gap to the NAK.
     pub(super) nak_generation: Vec<Duration>,
-    /// From the NAK to the first packet that goes back.
+    /// From the NAK to the first retransmitted packet.
     pub(super) nak_reaction: Vec<Duration>,
-    /// From an RNR NAK to the repeat.
+    /// From an RNR NAK to the retransmission.
     pub(super) rnr_wait: Vec<Duration>,
     /// Between two CNPs.
     pub(super) cnp_interval: Vec<Duration>,
-    /// Times that the end began again at the PSN of the NAK, of all times.
+    /// Restarts at the PSN of the NAK, and all restarts.
     pub(super) go_back_n: (u64, u64),
-    /// Times that the first packets of a restart were not recorded, maybe.
+    /// Restarts whose first packets may not have been recorded.
     pub(super) restarts_unseen: u64,
-    /// Request packets that were sent again.
+    /// Retransmitted request packets.
     pub(super) repeats: u64,
     pub(super) requests: u64,
     pub(super) responses: u64,
     pub(super) cnps: u64,
-    /// Packets that came out of the network more often than it sent them.
+    /// Packets that the network duplicated.
     pub(super) copies: u64,
-    /// Those of the repeats that may be copies by the network.
+    /// Retransmissions that may be copies made by the network.
     pub(super) twins: u64,
-    /// Packets that came marked by a switch.
+    /// Packets that arrived with Congestion Experienced.
     pub(super) marked: u64,
     pub(super) naks: u64,
     pub(super) rnr_naks: u64,
 }
 
-/// What is known where every packet is, as of the engine.
+/// Known facts if every packet is known, as for the engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strict {
     /// The first PSNs of both ends.
     pub(super) starts: [i64; 2],
-    /// From which event on its queue pair was in error, for one of its own work requests.
+    /// The index of the event from which on its queue pair was in the error state, due to one of its own work requests.
     pub(super) dead_from: Option<usize>,
 }
 
-/// Judges the end `side` by `events`, strictly where every packet is known.
+/// Judges the end `side` by `events`, strictly if every packet is known.
 pub(super) fn judge(
     of: &Conversation,
     events: &[Event],
@@ -86,7 +85,7 @@ pub(super) fn judge(
         theirs: Messages::among(of, events, 1 - side),
         requester: Requester::starting(strict.map(|strict| strict.starts[side])),
         responder: Responder::expecting(strict.map(|strict| strict.starts[1 - side])),
-        // Of the engine all is known, and held to more.
+        // The engine is judged by stricter checks.
         statements: Statements::of(of, events, side).filter(|_| strict.is_none()),
         oldest_ever: oldest(events, 1 - side),
         newest_ever: newest(of, events, 1 - side),
@@ -112,24 +111,24 @@ struct Judge<'a> {
     strict: bool,
     own: Messages,
     theirs: Messages,
-    /// The other end asks for something twice, anywhere in the capture.
+    /// Whether the other end repeats a request anywhere in the capture.
     asked_again: bool,
-    /// Receives that the other end's messages take.
+    /// Receive WRs that the other end's messages consume.
     receives: usize,
     requester: Requester,
     responder: Responder,
     statements: Option<Statements>,
-    /// The first and the last PSN that the other end's requests take up in all the capture.
+    /// The first and the last PSN of the other end's requests in the whole capture.
     oldest_ever: Option<i64>,
     newest_ever: Option<i64>,
     findings: Vec<Finding>,
     measured: Measured,
 }
 
-/// What is under way is among so many READs.
+/// The most READs that may be in flight.
 const LOOK_BACK: usize = 1024;
 
-/// Clocks of captures, and packets that cross.
+/// Tolerance for clocks of captures and for packets that cross.
 const SLACK: Duration = Duration::from_micros(200);
 
 impl Judge<'_> {
@@ -190,7 +189,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What every packet must be.
+    /// Checks the header of any packet.
     fn header(&mut self, packet: &Seen) {
         let (opcode, frame) = (packet.opcode, packet.frame);
         if !self.strict && packet.is_roce_v1() != self.of.is_roce_v1(self.side) {
@@ -209,7 +208,7 @@ impl Judge<'_> {
             self.violation(Rule::Header, frame, text);
         }
         let pkey = packet.bth.pkey();
-        // CNPs go in the default partition, too.
+        // CNPs may use the default P_Key, too.
         if !(self.of.pkey.admits(pkey) || packet.is_cnp() && PKEY_DEFAULT.admits(pkey)) {
             self.violation(Rule::Header, frame, format!("P_Key {pkey}: must be {}", self.of.pkey));
         } else if !pkey.is_full_member() && self.of.limited[1 - self.side] && !packet.is_cnp() {
@@ -248,24 +247,24 @@ fn oldest(events: &[Event], end: usize) -> Option<i64> {
     requests(events, end).map(|event| event.psn).min()
 }
 
-/// The last PSN that the requests of an end take up.
+/// The last PSN of the requests of an end.
 fn newest(of: &Conversation, events: &[Event], end: usize) -> Option<i64> {
     requests(events, end).map(|event| event.psn + of.span(&event.packet) - 1).max()
 }
 
-/// The requests of an end that are not damaged.
+/// The undamaged requests of an end.
 fn requests(events: &[Event], end: usize) -> impl Iterator<Item = &Event> {
     events.iter().filter(move |event| event.from == end && event.packet.is_whole_request())
 }
 
-/// Whether a request asks for what another one asks for, or for the rest of it behind `done` bytes.
+/// Whether a READ requests the same as another one, or the rest of it after `done` bytes.
 fn goes_on(first: &Reth, again: &Reth, done: u64) -> bool {
     again.rkey() == first.rkey()
         && again.va() == first.va().wrapping_add(done)
         && u64::from(again.length()) <= u64::from(first.length()).saturating_sub(done)
 }
 
-/// A PSN as it is on the wire.
+/// A PSN as on the wire.
 pub(super) fn hex(psn: i64) -> String {
     format!("{:#08x}", psn & 0x00ff_ffff)
 }

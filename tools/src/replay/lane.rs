@@ -1,9 +1,9 @@
-//! One queue pair of the engine, in the place of a recorded one.
+//! One queue pair of the engine, in place of a recorded one.
 //!
-//! - A packet that the engine sends is kept without its payload, as length and digest. A queue pair may send some
+//! - A packet that the engine sends is kept without its payload, as length and digest. A queue pair may send a few
 //!   packets for each packet that was recorded or requested. One that sends more is destroyed and reported as not
 //!   played, and its engine continues with the others: a small capture can request a READ of 30 MiB a thousand times.
-//! - On UC and UD any message may be lost, so all receives of an end share one buffer. The newest packet shows which
+//! - On UC and UD any message may be lost, so all receive WRs of an end share one buffer. The newest packet shows which
 //!   message was received into it. Datagrams are counted in the order of arrival, not by PSN.
 
 mod completion;
@@ -34,62 +34,62 @@ pub(super) struct Lane<'a> {
     pub(super) of: &'a Conversation,
     pub(super) qp: Qp,
     pub(super) qpn: Qpn,
-    /// The other end's queue pair, or a number that nobody has.
+    /// The other end's queue pair, or an unused number.
     peer: Qpn,
     pub(super) own: Messages,
     pub(super) theirs: Messages,
     destination: Option<Destination>,
-    /// Where payload goes out from, READs and receives come in.
+    /// The memory of sent payload, READ results and receive WRs.
     memory: Option<Mr>,
-    /// By message, where in that memory.
+    /// By message: its place in that memory.
     sources: Vec<(u64, u32)>,
     sinks: Vec<(u64, u32)>,
     /// Messages that wait for room in the send queue.
     waiting: VecDeque<usize>,
-    /// Receives for their messages that wait for room in the receive queue.
+    /// Messages whose receive WRs wait for room in the receive queue.
     waiting_receives: VecDeque<usize>,
-    /// The next PSN of their requests, receives permitting.
+    /// The next expected PSN of the other end's requests.
     due: i64,
-    /// PSNs of their atomics that the engine has answered.
+    /// PSNs of the other end's atomics that the engine has answered.
     atomics: HashSet<i64>,
-    /// The turn in which their messages ended, by the last PSN, and the turn that it is.
+    /// The last PSNs of the other end's messages with the turn in which they ended, and the current turn.
     ended: Vec<(i64, u64)>,
     pub(super) turn: u64,
-    /// The newest PSN that the engine has answered, but by a NAK.
+    /// The newest PSN that the engine has answered other than with a NAK.
     newest_answer: Option<i64>,
-    /// The WRITE, by its first PSN, whose bytes what was read later took the place of.
+    /// The first PSN of a WRITE whose memory a later READ has replaced.
     overwritten: Option<i64>,
-    /// Their messages that ended at the engine, as its answers tell.
+    /// The number of the other end's messages that the engine has completed, by its responses.
     answered: usize,
-    /// The newest PSN of either end's requests.
+    /// The newest PSN of each end's requests.
     pub(super) newest: [i64; 2],
-    /// Packets that it may still send and are kept.
+    /// The number of packets that it may still send.
     packets_left: u64,
     pub(super) played: Played,
 }
 
-/// How a request stands to those that the engine has carried out.
+/// The relation of a request to those that the engine has executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It is an atomic that was answered before.
+    /// An atomic that was answered before.
     Done,
-    /// It came before, and may have found no receive.
+    /// A repeated request, which may have found no receive WR.
     Again,
-    /// It is the next.
+    /// The next request.
     Due,
-    /// Something before it is missing, or it is damaged.
+    /// A request before it is missing, or it is damaged.
     Ahead,
 }
 
-/// Marks the receives among the work request's numbers.
+/// Marks receive WRs in the `wr_id`.
 const RECEIVE: u64 = 1 << 63;
-/// What nothing has come into yet.
+/// Content of memory that nothing was received into.
 const EMPTY: u8 = 0xee;
-/// From here on, numbers for queue pairs that nothing was sent to.
+/// The first of the numbers for queue pairs that nothing was sent to.
 const NOBODY: u32 = 0x00e0_0000;
 
 impl<'a> Lane<'a> {
-    /// A queue pair that is connected as the recorded one was.
+    /// A queue pair connected like the recorded one.
     pub(super) fn new(
         context: &mut Context,
         (pd, cq): (Pd, Cq),
@@ -103,7 +103,7 @@ impl<'a> Lane<'a> {
         let start = |whose: usize, messages: &Messages| {
             let agreed = of.agreed.map(|agreed| i64::from(agreed.start[whose].value()));
             let seen = messages.list.first().map(|message| message.first);
-            // What was sent before the capture began is acknowledged in it.
+            // Requests before the capture are acknowledged in it.
             let before = || {
                 let mut answers = of.events.iter().filter(|event| event.space() == whose);
                 answers.next().map(|event| event.psn + 1)
@@ -216,7 +216,7 @@ impl<'a> Lane<'a> {
         Ok(lane)
     }
 
-    /// Posts the receive for one of their messages.
+    /// Posts the receive WR for one of the other end's messages.
     pub(super) fn receive(&mut self, context: &mut Context, number: usize) -> Result<(), Failure> {
         self.waiting_receives.push_back(number);
         self.post_receives(context)
@@ -237,7 +237,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Where a request of theirs comes at the engine.
+    /// The relation of a request of the other end to the engine's state.
     pub(super) fn standing(&self, request: &Event) -> Standing {
         let psn = request.psn;
         match psn.cmp(&self.due) {
@@ -249,8 +249,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Notes that a READ put other bytes into its place: of a WRITE there of which the engine has a part nothing can
-    /// be compared.
+    /// Notes that a READ has replaced memory. If the engine has received part of a WRITE to it, that WRITE can't be
+    /// compared.
     pub(super) fn note_put(&mut self, read: Reth) {
         let begun = self.theirs.at(self.due).filter(|message| message.first < self.due);
         let Some(message) = begun.filter(|message| message.operation() == Some(Operation::Write)) else {
@@ -266,7 +266,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Notes that one of their packets reached the engine.
+    /// Notes that a packet of the other end has reached the engine.
     pub(super) fn note_arrival(&mut self, event: &Event) {
         self.turn += 1;
         if event.packet.is_request() && self.of.is_acceptable(&event.packet) {
@@ -290,7 +290,7 @@ impl<'a> Lane<'a> {
         });
     }
 
-    /// Whether the engine has not sent all that was posted, and still may.
+    /// Whether the engine has still to send posted messages, and can.
     pub(super) fn has_unsent(&self) -> bool {
         let last = self.own.list.last().map(|message| message.first);
         self.played.dead_from.is_none()
@@ -298,7 +298,7 @@ impl<'a> Lane<'a> {
             && last.is_some_and(|last| self.newest[self.end] < last)
     }
 
-    /// What the application never got to post is nobody's fault.
+    /// Ends the lane. Messages that could not be posted are not counted against the engine.
     pub(super) fn end(mut self) -> Played {
         if let Some(message) = self.waiting.front().and_then(|number| self.own.list.get(*number)) {
             self.played.given_up = Some(self.played.given_up.map_or(message.first, |g| g.min(message.first)));
@@ -306,13 +306,13 @@ impl<'a> Lane<'a> {
         self.played
     }
 
-    /// Adds one of our messages to what is posted as soon as there is room.
+    /// Queues one of the own messages; it is posted as soon as there is room.
     pub(super) fn send(&mut self, context: &mut Context, number: usize) -> Result<(), Failure> {
         self.waiting.push_back(number);
         self.post(context)
     }
 
-    /// Bytes in front of what is received: the network header of datagrams.
+    /// Bytes before a received message: the network header of datagrams.
     fn header_area(&self) -> usize {
         if self.of.service == Service::Ud { 40 } else { 0 }
     }
@@ -321,8 +321,8 @@ impl<'a> Lane<'a> {
         self.memory.ok_or_else(|| Failure::run("a message without memory"))
     }
 
-    /// Whether the engine is to get one of their packets: not what did not arrive, and not what belongs
-    /// to messages of which the capture has only a part. What is damaged it must see, to refuse it.
+    /// Whether the engine gets a packet of the other end. It does not get packets that did not arrive, or that belong
+    /// to partly recorded messages. It does get damaged packets, which it must drop.
     pub(super) fn is_understood(&self, event: &Event) -> bool {
         let packet = &event.packet;
         let is_known = match self.of.service {
@@ -337,7 +337,7 @@ impl<'a> Lane<'a> {
         self.played.findings.push(Finding { rule, weight: Weight::Violation, frame, text });
     }
 
-    /// Registers what is sent, and room for what is read and received.
+    /// Registers memory for sent payload, READs and receive WRs.
     fn fill(&mut self, context: &mut Context, pd: Pd) -> Result<(), Failure> {
         let mtu = self.of.path_mtu.bytes() as usize;
         let mut end = 0;
@@ -365,8 +365,8 @@ impl<'a> Lane<'a> {
         if self.of.service == Service::Rc {
             self.sinks.extend(lens.map(place));
         } else {
-            // Any message may be lost, and the next one comes into its receive: all have one place, which is looked at
-            // before another packet comes.
+            // Any message may be lost, and the next one is received into its receive WR: all share one place, which is
+            // checked before another packet arrives.
             let common = place(lens.max().unwrap_or(0));
             self.sinks.resize(self.sinks.len() + self.theirs.list.len(), common);
         }
@@ -386,12 +386,12 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Posts what waits, as far as there is room.
+    /// Posts waiting work requests, as far as there is room.
     pub(super) fn post(&mut self, context: &mut Context) -> Result<(), Failure> {
         self.post_receives(context)?;
         while let Some(number) = self.waiting.front().copied() {
             if context.query_qp(self.qp)?.state != QpState::Rts {
-                return Ok(()); // the engine has given the connection up
+                return Ok(()); // the engine has given up the connection
             }
             let (op, (offset, length)) = self.work(number)?;
             let sges = [Sge { mr: self.mr()?, offset, length }];
@@ -409,7 +409,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// The work request of one of our messages, and its local memory.
+    /// The work request of one of the own messages, and its local memory.
     fn work(&self, number: usize) -> Result<(SendOp, (u64, u32)), Failure> {
         let message = &self.own.list[number];
         let (source, sink) = (self.sources[number], self.sinks[number]);
@@ -449,24 +449,23 @@ impl<'a> Lane<'a> {
         Ok((op, source))
     }
 
-    /// The recorded queue pair to which this one sends.
+    /// The recorded queue pair that this one sends to.
     pub(super) fn sends_to(&self) -> (Gid, Qpn) {
         (self.of.ends[1 - self.end].gid, self.peer)
     }
 
-    /// Whether it was this queue pair that sent a packet to where it sends.
+    /// Whether this queue pair sent a packet to its peer.
     pub(super) fn sent(&self, packet: &Seen) -> bool {
         let source = packet.extensions.deth.is_none_or(|deth| deth.source_qpn() == self.qpn);
         source && (packet.service() == self.of.service || packet.is_cnp())
     }
 
-    /// Whether the engine has sent more than is kept: then this queue pair is not played any further, and nothing
-    /// is said of it.
+    /// Whether the engine has sent more than the limit: then this queue pair is no longer played, and not judged.
     pub(super) fn is_over(&self) -> bool {
         self.packets_left == 0
     }
 
-    /// Why nothing is said of it.
+    /// The reason that it is not judged.
     pub(super) fn why_over(&self) -> String {
         format!(
             "the engine sent more than {} packets for the {} that were recorded",
@@ -475,7 +474,7 @@ impl<'a> Lane<'a> {
         )
     }
 
-    /// Keeps a packet of the engine.
+    /// Records a packet of the engine.
     pub(super) fn keep(&mut self, packet: Seen) {
         self.packets_left = self.packets_left.saturating_sub(1);
         if self.is_over() {
@@ -505,22 +504,22 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Packets that the engine may send in a conversation: some for each that was recorded, and for each that what was
-/// recorded asks for.
+/// The most packets that the engine may send in a conversation: some for each recorded packet, and for each requested
+/// one.
 fn packets_of(of: &Conversation) -> u64 {
     let asked: u64 = of.messages.iter().map(Messages::psns).sum();
     FEW + 4 * of.events.len() as u64 + 2 * asked
 }
 
-/// Packets that any queue pair may send.
+/// The packets that any queue pair may send.
 const FEW: u64 = 64;
 
-/// Places of a queue for so many messages.
+/// The depth of a queue for these messages.
 fn depth(messages: &Messages) -> u32 {
     (messages.list.len() as u32).next_power_of_two().clamp(16, DEPTH)
 }
 
-/// The way to the other end.
+/// The path to the other end.
 fn address(context: &Context, of: &Conversation, end: usize, far: MacAddr) -> Result<AddressVector, Failure> {
     let gid = of.ends[1 - end].gid;
     if gid.is_multicast() {

@@ -12,13 +12,13 @@ use super::place::Place;
 use super::rule::{Finding, Rule, Weight};
 use crate::failure::{Failure, OrFail};
 
-/// Regions that the other ends name, each at its recorded address and with a key of the engine's.
+/// The regions that the other ends access, each at its recorded address and with a key of the engine.
 pub(super) struct Exposed {
-    /// In order of recorded keys and addresses.
+    /// Sorted by recorded keys and addresses.
     regions: Vec<Region>,
 }
 
-/// A stretch of addresses under one recorded key.
+/// A range of addresses with one recorded key.
 struct Region {
     rkey: RKey,
     start: u64,
@@ -27,7 +27,7 @@ struct Region {
     own: RKey,
 }
 
-/// Addresses under a recorded key that were reached with success.
+/// Addresses with a recorded key that were accessed successfully.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Area {
     rkey: RKey,
@@ -36,31 +36,31 @@ pub(super) struct Area {
     access: Access,
 }
 
-/// What a look at memory found.
+/// The result of comparing memory.
 pub(super) enum Found {
-    /// So many bytes are as they were sent.
+    /// The number of bytes that are as sent.
     Right(u64),
-    /// With the frame of the message.
+    /// The frame of the message, and the difference.
     Wrong(u64, String),
 }
 
-/// What is known of a key before it is registered.
+/// The accesses with a key, before it is registered.
 #[derive(Default)]
 struct WantedAccess {
-    /// Address ranges, and what was done there with success.
+    /// Address ranges with the successful accesses.
     ranges: Vec<(u64, u64, Access)>,
     invalidated: bool,
 }
 
-/// Addresses with less between them are one area.
+/// Addresses closer than this are one area.
 const NEAR: u64 = 256;
-/// What nothing was written to yet.
+/// Content of memory that nothing was written to.
 const BLANK: u8 = 0xdd;
 
-/// What the other ends reached with success, in order of keys and addresses.
+/// The areas that the other ends accessed successfully, sorted by keys and addresses.
 pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Area> {
     let mut wanted: BTreeMap<u32, WantedAccess> = BTreeMap::new();
-    // What was refused under a key may have been refused again, behind the end of the capture.
+    // A key with refused requests may have been refused again after the end of the capture.
     let mut refused: BTreeSet<u32> = BTreeSet::new();
     for Place { conversation, end } in places {
         let of = &conversations[*conversation];
@@ -85,7 +85,7 @@ pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Are
                     Some(Operation::Flush) => Access::FLUSH_GLOBAL,
                     _ => Access::REMOTE_ATOMIC,
                 };
-                // What is no address at all nobody registers.
+                // An address overflow can't be registered.
                 let Some(end) = addr.checked_add(len) else { continue };
                 wanted.entry(rkey.value()).or_default().ranges.push((addr, end, access));
             }
@@ -126,7 +126,7 @@ impl Area {
 }
 
 impl Exposed {
-    /// Registers what the other ends reach.
+    /// Registers the areas that the other ends access.
     pub(super) fn new(context: &mut Context, pd: Pd, areas: &[Area]) -> Result<Exposed, Failure> {
         let mut exposed = Exposed { regions: Vec::new() };
         for area in areas {
@@ -146,12 +146,12 @@ impl Exposed {
         Ok(())
     }
 
-    /// The engine's key for a recorded one at an address; the recorded one where there is none.
+    /// The engine's key for a recorded one at an address; the recorded key if there is none.
     pub(super) fn translate(&self, rkey: RKey, va: u64) -> RKey {
         self.at(rkey, va).map_or(rkey, |region| region.own)
     }
 
-    /// The engine's key for a recorded one, whatever the address.
+    /// The engine's key for a recorded one, regardless of the address.
     pub(super) fn translate_any(&self, rkey: RKey) -> RKey {
         let first = self.regions.partition_point(|region| region.rkey.value() < rkey.value());
         self.regions.get(first).filter(|region| region.rkey == rkey).map_or(rkey, |region| region.own)
@@ -163,7 +163,7 @@ impl Exposed {
         (region.rkey == rkey && va - region.start < region.len).then_some(region)
     }
 
-    /// Puts in place what the recorded end's memory held when a READ or an atomic came: its answer tells.
+    /// Restores the memory of the recorded end at the time of a READ or atomic, which its response shows.
     pub(super) fn prepare(
         &self,
         context: &mut Context,
@@ -172,13 +172,13 @@ impl Exposed {
     ) -> Result<(), Failure> {
         let (of, standing) = (lane.of, lane.standing(&lane.of.events[index]));
         if standing == Standing::Ahead {
-            return Ok(()); // the engine drops it, and what comes for its PSN still has to find its memory
+            return Ok(()); // the engine drops it, and the retransmission must find the memory unchanged
         }
         let request = &of.events[index];
         let packet = &request.packet;
         let end = 1 - request.from;
         if let Some(atomic) = packet.extensions.atomic_eth {
-            // All answers to it are the same, and the one to this packet may be missing.
+            // All responses to it are equal, and the one to this packet may be missing.
             let original = of.answers[end].original(request.psn);
             if let Some(original) = original.filter(|_| standing != Standing::Done) {
                 let before = self.put(context, atomic.rkey(), atomic.va(), &original.to_ne_bytes())?;
@@ -205,7 +205,7 @@ impl Exposed {
             lane.note_put(reth);
             let mtu = u64::from(of.path_mtu.bytes());
             for (psn, answers) in of.answers[end].reads(request.psn..request.psn + of.span(packet)) {
-                // The answer to this request comes behind it; of what never came there is an older one, maybe.
+                // The response to this request comes after it; if it never came, there may be an earlier one.
                 let behind = answers.partition_point(|(_, answer)| *answer < index);
                 let Some((_, answer)) = answers.get(behind).or(answers.last()) else { continue };
                 let va = reth.va().wrapping_add((psn - request.psn) as u64 * mtu);
@@ -215,7 +215,7 @@ impl Exposed {
         Ok(())
     }
 
-    /// Writes into a region and returns the first 8 bytes that were there.
+    /// Writes to a region and returns its previous first 8 bytes.
     fn put(&self, context: &mut Context, rkey: RKey, va: u64, bytes: &[u8]) -> Result<Option<u64>, Failure> {
         let Some(region) = self.at(rkey, va) else { return Ok(None) };
         let at = (va - region.start) as usize;
@@ -225,7 +225,7 @@ impl Exposed {
         Ok(before)
     }
 
-    /// Compares WRITEs that the engine has answered, as frame, key, address and payload, with memory.
+    /// Compares WRITEs that the engine has acknowledged (frame, key, address and payload) with memory.
     pub(super) fn check(
         &self,
         context: &Context,
@@ -253,7 +253,7 @@ impl Exposed {
     }
 }
 
-/// Whether the recorded end is known to have carried a message out.
+/// Whether the recorded end is known to have executed a message.
 fn was_answered(of: &Conversation, end: usize, message: &Message) -> bool {
     of.answers[end].newest.is_some_and(|answered| answered >= message.last)
 }

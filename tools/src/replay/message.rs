@@ -1,4 +1,4 @@
-//! The work requests of an application, inferred from the packets that they led to.
+//! The work requests of an application, inferred from their packets.
 
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
@@ -9,17 +9,17 @@ use ferroce::{Nanos, RKey};
 use super::conversation::{Conversation, Event};
 use super::packet::Seen;
 
-/// One work request of an end, as its first transmission shows it.
+/// One work request of an end, from its first transmission.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
-    /// First and last PSN, those of a READ's responses included.
+    /// First and last PSN, including the responses of a READ.
     pub(super) first: i64,
     pub(super) last: i64,
-    /// When it was posted at the latest: its first packet was seen, or one of a message behind it.
+    /// The latest time of its post: that of its first recorded packet, or of one of a later message.
     pub(super) at: Nanos,
-    /// Its request packets by place; `None` for those that were never seen.
+    /// Its request packets in order; `None` for those that were not recorded.
     pub(super) packets: Vec<Option<Rc<Seen>>>,
-    /// Frame of the first packet that was seen.
+    /// Frame of the first recorded packet.
     pub(super) frame: u64,
 }
 
@@ -27,9 +27,9 @@ pub(super) struct Message {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Messages {
     pub(super) list: Vec<Message>,
-    /// From here on nothing is known for sure: a message did not end, or it is not known how long it is.
+    /// The first PSN and frame from which on nothing is certain: a message did not end, or its length is unknown.
     pub(super) cut: Option<(i64, u64)>,
-    /// Packets before the first message that is whole, and where messages end among them.
+    /// Packets before the first complete message, and the PSNs at which messages end among them.
     pub(super) orphans: usize,
     orphan_ends: Vec<i64>,
 }
@@ -50,25 +50,25 @@ impl Message {
         Some(self.packets.iter().flatten().next()?.opcode.operation())
     }
 
-    /// The opcode of the last request packet.
+    /// The last request packet.
     pub(super) fn tail(&self) -> Option<&Rc<Seen>> {
         self.packets.last()?.as_ref()
     }
 
-    /// Whether it takes a receive of the other end.
+    /// Whether it consumes a receive WR of the other end.
     pub(super) fn takes_receive(&self) -> bool {
         let immediate = self.tail().is_some_and(|packet| packet.immediate().is_some());
         self.operation() == Some(Operation::Send) || immediate
     }
 
-    /// Address, key and length that it names at the other end.
+    /// Remote address, key and length.
     pub(super) fn remote(&self) -> Option<(u64, RKey, u64)> {
         let head = self.head()?;
         let by_reth = head.extensions.reth.map(|reth| (reth.va(), reth.rkey(), u64::from(reth.length())));
         by_reth.or_else(|| head.extensions.atomic_eth.map(|atomic| (atomic.va(), atomic.rkey(), 8)))
     }
 
-    /// Bytes of its payload, and whether each packet of them was seen.
+    /// Its payload, and whether every packet of it was recorded.
     pub(super) fn payload(&self, path_mtu: usize) -> (Vec<u8>, bool) {
         let mut bytes = Vec::new();
         let mut whole = true;
@@ -85,14 +85,14 @@ impl Message {
         (bytes, whole)
     }
 
-    /// How many bytes its payload is.
+    /// The length of its payload.
     pub(super) fn payload_len(&self, path_mtu: usize) -> usize {
         let last = self.packets.len().saturating_sub(1);
         let places = self.packets.iter().enumerate();
         places.map(|(place, packet)| self.len_of(packet.as_deref(), place == last, path_mtu)).sum()
     }
 
-    /// The length of one packet's payload; of one that was not seen, what it must have been.
+    /// The payload length of one packet; for an unrecorded one, the inferred length.
     fn len_of(&self, packet: Option<&Seen>, is_last: bool, path_mtu: usize) -> usize {
         let rest = self.remote().map_or(0, |(_, _, len)| len as usize % path_mtu);
         match packet {
@@ -102,25 +102,25 @@ impl Message {
         }
     }
 
-    /// Bytes of its payload, at most.
+    /// An upper bound of its payload length.
     pub(super) fn payload_bound(&self, path_mtu: usize) -> u64 {
         let seen = self.packets.iter().flatten().map(|packet| packet.payload_len()).max().unwrap_or(0);
         self.packets.len() as u64 * seen.max(if self.packets.len() > 1 { path_mtu } else { 0 }) as u64
     }
 
-    /// Whether each of its packets was seen.
+    /// Whether all its packets were recorded.
     pub(super) fn is_whole(&self) -> bool {
         self.packets.iter().all(Option::is_some)
     }
 
-    /// Bytes that a receive must have for it.
+    /// The least length of a receive WR for it.
     pub(super) fn receive_len(&self, path_mtu: usize) -> usize {
         if self.operation() == Some(Operation::Send) { self.payload_len(path_mtu) } else { 0 }
     }
 }
 
 impl Messages {
-    /// Those that the engine can send in the place of an end: it numbers its packets through.
+    /// The messages that the engine can send in place of an end: its PSNs have no gaps.
     pub(super) fn posted(conversation: &Conversation, end: usize) -> Messages {
         let mut messages = conversation.messages[end].clone();
         let hole = messages.list.windows(2).position(|pair| pair[1].first != pair[0].last + 1);
@@ -134,12 +134,12 @@ impl Messages {
     /// The messages that an end of a conversation sent among these packets.
     pub(super) fn among(conversation: &Conversation, events: &[Event], end: usize) -> Messages {
         if conversation.service == Service::Ud {
-            // As they came: nobody holds them to the order of their PSNs, and a sender need not number them.
+            // In order of arrival: the PSNs of datagrams need not be in order, or even differ.
             let sent = events.iter().filter(|e| e.from == end && !e.copy && e.packet.is_whole_request());
             return Messages { list: sent.map(Message::datagram).collect(), ..Messages::default() };
         }
         let mut firsts: BTreeMap<i64, Rc<Seen>> = BTreeMap::new();
-        // PSNs of responses that go on: the READ began before them.
+        // PSNs of READ responses other than First and Only: the READ began before them.
         let mut continued = HashSet::new();
         for event in events.iter().filter(|event| event.packet.icrc_is_right) {
             let is_answer = event.from != end && event.packet.opcode.operation() == Operation::ReadResponse;
@@ -155,18 +155,18 @@ impl Messages {
         let mut next = None;
         while let Some((psn, packet)) = rest.next() {
             if next.is_some_and(|next| *psn < next) {
-                continue; // a READ, taken up again
+                continue; // a resumed READ
             }
             let is_resumed = packet.opcode.operation() == Operation::ReadRequest
                 && continued.contains(psn)
                 && next != Some(*psn);
             if let Some(missing) = next.filter(|next| psn > next && conversation.service == Service::Rc) {
-                // What is between was not recorded.
+                // The requests between were not recorded.
                 messages.cut.get_or_insert((missing, packet.frame));
                 break;
             }
             if !packet.starts() || is_resumed {
-                // The start was not seen.
+                // The start was not recorded.
                 if messages.list.is_empty() {
                     messages.orphans += 1;
                     if packet.ends() && !is_resumed {
@@ -189,7 +189,7 @@ impl Messages {
                 packets.push(Some(Rc::clone(packet)));
                 ended = packet.ends();
             }
-            // What is missing may be the end of this message and the start of another.
+            // The missing packets may be the end of this message and the start of another one.
             let announced =
                 packet.extensions.reth.map(|reth| conversation.path_mtu.packets(reth.length()) as usize);
             let is_sure = packets.iter().all(Option::is_some) || announced == Some(packets.len());
@@ -201,7 +201,7 @@ impl Messages {
             next = Some(last + 1);
             messages.list.push(Message { first: *psn, last, at: packet.at, frame: packet.frame, packets });
         }
-        // They are posted in order, whichever was seen first.
+        // They were posted in order, even if recorded in another one.
         let mut earliest = Nanos::NEVER;
         for message in messages.list.iter_mut().rev() {
             earliest = earliest.min(message.at);
@@ -210,7 +210,7 @@ impl Messages {
         messages
     }
 
-    /// How many PSNs they take up.
+    /// The number of their PSNs.
     pub(super) fn psns(&self) -> u64 {
         self.list.iter().map(|message| (message.last - message.first + 1) as u64).sum()
     }
@@ -221,12 +221,12 @@ impl Messages {
         self.list.get(index).filter(|message| message.first <= psn)
     }
 
-    /// How many messages end at or before a PSN.
+    /// The number of messages that end at or before a PSN.
     pub(super) fn ended_by(&self, psn: i64) -> usize {
         self.orphan_ends.partition_point(|last| *last <= psn)
             + self.list.partition_point(|message| message.last <= psn)
     }
 }
 
-/// Packets of a message that may be missing in a row.
+/// The most consecutive packets of a message that may be missing.
 const MAX_HOLE: i64 = 4096;

@@ -1,4 +1,4 @@
-//! Which hosts give each of their packets an IPv4 identification of its own.
+//! The hosts that give each packet an IPv4 identification of its own.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -7,26 +7,26 @@ use ferroce::Gid;
 
 use super::packet::Seen;
 
-/// The identifications of what each host sent to each other one.
+/// The identifications of packets between hosts.
 ///
-/// rdma_rxe counts them. Linux does not for UDP sockets: it sends 0 where fragments are not allowed, and begins at 0 in
-/// each burst that is cut apart (segmentation offload). IPv6 has none.
+/// rdma_rxe counts them. Linux does not for UDP sockets: it sends 0 if fragments are not allowed, and begins at 0 in
+/// each burst that is segmented (segmentation offload). IPv6 has none.
 #[derive(Default)]
 pub(super) struct Numbering(HashMap<(Gid, Gid), Identifications>);
 
 #[derive(Default)]
 struct Identifications {
-    /// Packets that differ from the one before of the same identification.
+    /// Packets that differ from the previous one with the same identification.
     packets: u64,
-    /// Those among them whose identification says nothing.
+    /// Those with an identification that is not unique.
     shared: u64,
-    /// The newest packet of each identification, and how many were before it.
+    /// The newest packet with each identification, and the number of packets before it.
     newest: HashMap<u16, (u64, Rc<Seen>)>,
 }
 
-/// A counter comes round after 65536 packets, or a little earlier where others use it too; a burst has fewer than this.
+/// A counter wraps after 65536 packets, or slightly earlier if it is shared; a burst has fewer packets than this.
 const NEAR: u64 = 256;
-/// A counter may pass 0, and leap: one packet of so many shares its identification at most.
+/// A counter may pass 0, and skip: at most one of this many packets shares its identification.
 const SELDOM: u64 = 16;
 
 impl Numbering {
@@ -38,7 +38,7 @@ impl Numbering {
             let Identifications { packets, shared, newest } = numbering.0.entry(hosts).or_default();
             let before = newest.insert(number, (*packets, Rc::clone(packet)));
             if before.as_ref().is_some_and(|(_, before)| before.is_same_as(packet)) {
-                continue; // a copy or a repeat: it tells nothing
+                continue; // a copy or a retransmission is not evidence
             }
             let is_near = before.is_some_and(|(at, _)| *packets - at < NEAR);
             *packets += 1;
@@ -47,7 +47,7 @@ impl Numbering {
         numbering
     }
 
-    /// Whether packets of one identification are one packet.
+    /// Whether packets with the same identification are copies of one packet.
     pub(super) fn counts(&self, source: Gid, destination: Gid) -> bool {
         let known = self.0.get(&(source, destination));
         known.is_some_and(|known| known.packets > 1 && known.shared * SELDOM < known.packets)

@@ -6,21 +6,21 @@ use std::ops::Deref;
 use ferroce::wire::{NetworkHeader, Opcode, Operation, OwnedPacket, Packet, ParseError, Position, Service};
 use ferroce::{Nanos, Psn, RKey};
 
-/// From this opcode on they are manufacturers'.
+/// The first manufacturer opcode.
 pub(super) const MANUFACTURERS: u8 = 0xc0;
 
-/// One packet with a transport header that could be read, and when it was.
+/// A packet with a valid transport header, and its time.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
-    /// Its number in the capture, from 1; of an engine's packet, that of the recorded packet before it.
+    /// Its frame number in the capture, from 1; for an engine's packet, that of the recorded packet before it.
     pub(super) frame: u64,
     pub(super) at: Nanos,
     pub(super) icrc_is_right: bool,
     pub(super) pad_fits: bool,
-    /// Of a packet of the engine without its payload, but for a CNP.
+    /// Without its payload if the engine sent it, except for a CNP.
     packet: OwnedPacket,
     payload_len: usize,
-    /// Of the payload: two packets are told apart by it when one of them is not kept.
+    /// Of the payload, to compare packets if one payload is not kept.
     digest: u64,
 }
 
@@ -33,7 +33,7 @@ impl Deref for Seen {
 }
 
 impl Seen {
-    /// Takes a packet apart that begins with its network header.
+    /// Parses a packet that begins with its network header.
     pub(super) fn new(frame: u64, at: Nanos, bytes: &[u8], is_roce_v1: bool) -> Result<Seen, ParseError> {
         let packet = if is_roce_v1 { Packet::decode_grh(bytes) } else { Packet::decode_ip(bytes) }?;
         let mut digest = DefaultHasher::new();
@@ -49,8 +49,8 @@ impl Seen {
         })
     }
 
-    /// As [`new`](Seen::new), of a packet that the engine sent. The engine may send much more than was recorded: its
-    /// payload is not kept, but for a CNP's, whose payload belongs to its shape.
+    /// As [`new`](Seen::new), for a packet that the engine sent. The engine may send much more than was recorded, so
+    /// the payload is not kept, except for a CNP, whose payload is checked.
     pub(super) fn sent(frame: u64, at: Nanos, bytes: &[u8], is_roce_v1: bool) -> Result<Seen, ParseError> {
         let mut seen = Seen::new(frame, at, bytes, is_roce_v1)?;
         if !seen.is_cnp() {
@@ -68,17 +68,17 @@ impl Seen {
         (self.network.header == NetworkHeader::Ipv4).then_some(self.network.identification)
     }
 
-    /// Whether its sender sent it after another one, as far as the identifications tell.
+    /// Whether it was sent after another packet, according to the identifications.
     pub(super) fn was_sent_behind(&self, other: &Seen) -> bool {
         self.sent_since(other).is_some_and(|sent| (1..1 << 15).contains(&sent))
     }
 
-    /// How many packets its sender sent since another one, this one included, as far as the identifications tell.
+    /// The number of packets sent since another one, including this one, according to the identifications.
     pub(super) fn sent_since(&self, other: &Seen) -> Option<u16> {
         Some(self.identification()?.wrapping_sub(other.identification()?))
     }
 
-    /// Whether all that no router changes is the same: what the ICRC covers.
+    /// Whether all fields that routers leave unchanged are equal: those that the ICRC covers.
     pub(super) fn is_same_as(&self, other: &Seen) -> bool {
         self.identification() == other.identification()
             && self.bth.masked() == other.bth.masked()
@@ -87,7 +87,7 @@ impl Seen {
             && self.icrc == other.icrc
     }
 
-    /// What an atomic found.
+    /// The original value that an atomic returned.
     pub(super) fn original(&self) -> Option<u64> {
         self.extensions.atomic_ack_eth.map(|header| header.original())
     }
@@ -100,7 +100,7 @@ impl Seen {
         self.extensions.ieth.map(|header| header.rkey())
     }
 
-    /// How long its payload was, which may not be kept.
+    /// The length of its payload, which may not be kept.
     pub(super) fn payload_len(&self) -> usize {
         self.payload_len
     }
@@ -122,7 +122,7 @@ impl Seen {
         self.opcode.service()
     }
 
-    /// Whether it may carry the solicited event bit.
+    /// Whether it may have the solicited event bit.
     pub(super) fn may_solicit(&self) -> bool {
         self.ends() && (self.opcode.operation() == Operation::Send || self.extensions.immdt.is_some())
     }
@@ -131,23 +131,23 @@ impl Seen {
         self.opcode.is_request()
     }
 
-    /// Whether it answers requests: an ACK, a NAK, a READ response, an Atomic Acknowledge.
+    /// Whether it is a response: an ACK, a NAK, a READ response, an Atomic Acknowledge.
     pub(super) fn is_response(&self) -> bool {
         use Operation::{Acknowledge, AtomicAcknowledge, ReadResponse};
         matches!(self.opcode.operation(), ReadResponse | Acknowledge | AtomicAcknowledge)
     }
 
-    /// Whether it is a request with a right ICRC.
+    /// Whether it is a request with a valid ICRC.
     pub(super) fn is_whole_request(&self) -> bool {
         self.is_request() && self.icrc_is_right
     }
 
-    /// Whether it is a response with a right ICRC.
+    /// Whether it is a response with a valid ICRC.
     pub(super) fn is_whole_response(&self) -> bool {
         self.is_response() && self.icrc_is_right
     }
 
-    /// Whether its kind is one that answers a request of this operation; a NAK may answer any.
+    /// Whether its kind can answer a request of this operation; a NAK can answer any.
     pub(super) fn may_answer(&self, request: Operation) -> bool {
         self.is_nak() || answers(self.opcode.operation(), request)
     }
@@ -156,13 +156,13 @@ impl Seen {
         self.is_response() && self.extensions.aeth.is_some_and(|aeth| aeth.syndrome_byte() >> 5 == 1)
     }
 
-    /// Whether it refuses a request for good.
+    /// Whether it is a NAK other than a sequence error or RNR NAK.
     pub(super) fn is_refusal(&self) -> bool {
         self.is_response()
             && self.extensions.aeth.is_some_and(|aeth| matches!(aeth.syndrome_byte(), 0x61..=0x64))
     }
 
-    /// Whether it is a NAK of any kind, RNR too.
+    /// Whether it is a NAK of any kind, including RNR.
     pub(super) fn is_nak(&self) -> bool {
         self.is_response() && self.extensions.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20)
     }
@@ -171,7 +171,7 @@ impl Seen {
         self.opcode == Opcode::CNP
     }
 
-    /// Whether its opcode is a manufacturer's: that of a selective acknowledge is ferroce's.
+    /// Whether it has a manufacturer opcode, such as ferroce's selective acknowledge.
     pub(super) fn is_manufacturers(&self) -> bool {
         self.opcode.byte() >= MANUFACTURERS
     }
@@ -180,18 +180,18 @@ impl Seen {
         self.network.traffic_class & 3 == 3
     }
 
-    /// Whether a message starts with it.
+    /// Whether it starts a message.
     pub(super) fn starts(&self) -> bool {
         matches!(self.opcode.position(), Position::First | Position::Only)
     }
 
-    /// Whether a message ends with it.
+    /// Whether it ends a message.
     pub(super) fn ends(&self) -> bool {
         matches!(self.opcode.position(), Position::Last | Position::Only)
     }
 }
 
-/// Whether an answer of one operation is what a request of another one asks for.
+/// Whether a response of one operation answers a request of another one.
 pub(super) fn answers(answer: Operation, request: Operation) -> bool {
     use Operation::{
         AtomicAcknowledge, AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest, ReadResponse,

@@ -1,13 +1,13 @@
-//! Which two flows are the two directions of one connection.
+//! Finds the two flows that are the two directions of one connection.
 //!
-//! Packets name only the queue pair that they go to. Two flows are paired one to one by, in this order:
+//! Packets name only the destination queue pair. Two flows are paired one to one by, in this order:
 //!
 //! - the connection manager
 //! - the UDP source port that verbs compute from both queue pair numbers
 //! - PSNs that only one flow requested
 //! - MSNs that count the flow's messages from the first one
 //!
-//! Responses to what was not requested, or of another kind or length, contradict a pair. This decides between several
+//! Responses to unrequested PSNs, or of another kind or length, contradict a pair. This decides between several
 //! candidates; if there is only one, it is left to the judge. A remaining pair is a guess and is not judged.
 
 use std::collections::{HashMap, HashSet};
@@ -20,22 +20,22 @@ use super::packet::{Seen, answers};
 use super::progress::Progress;
 use crate::failure::Failure;
 
-/// A stream of packets to one queue pair: of a connection, or from one datagram queue pair.
+/// The packets to one queue pair: of a connection, or from one datagram queue pair.
 pub(super) type Flow = (Gid, Gid, Qpn, Service);
 
-/// The queue pair that a flow comes from.
+/// The source queue pair of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Partner {
     pub(super) qpn: Qpn,
-    /// Others would do as well.
+    /// Whether other partners are possible.
     pub(super) is_guess: bool,
 }
 
-/// The partners that were found so far.
+/// The partners found so far.
 #[derive(Debug, Default)]
 pub(super) struct Pairing {
     partners: HashMap<Flow, Partner>,
-    /// Flows with more possible partners than were looked at.
+    /// Flows with more candidates than were examined.
     crowded: HashSet<Flow>,
 }
 
@@ -48,12 +48,12 @@ impl Pairing {
         self.crowded.contains(flow)
     }
 
-    /// Two queue pairs that are known to belong together.
+    /// Pairs two queue pairs.
     pub(super) fn tie(&mut self, a: (Gid, Qpn), b: (Gid, Qpn), service: Service) {
         self.join((a.0, b.0, b.1, service), (b.0, a.0, a.1, service), false);
     }
 
-    /// Two queue pairs that are connected with each other from now on, whoever they were connected with.
+    /// Pairs two queue pairs from now on, in place of their previous partners.
     pub(super) fn retie(&mut self, a: (Gid, Qpn), b: (Gid, Qpn), service: Service) {
         for (to, from) in [(a, b), (b, a)] {
             if let Some(before) = self.partners.remove(&(from.0, to.0, to.1, service)) {
@@ -70,19 +70,19 @@ impl Pairing {
         }
     }
 
-    /// Pairs what is left, one to one, by how the responses answer the requests.
+    /// Pairs the remaining flows, one to one, by how their responses fit the requests.
     pub(super) fn find(&mut self, packets: &[Rc<Seen>], progress: &mut Progress) -> Result<(), Failure> {
         let streams = Streams::of(packets, self, progress)?;
         self.crowded = streams.crowded.iter().map(|number| streams.list[*number].flow).collect();
         let mut rivals = streams.candidates(progress)?;
         let rejected = rivals.reject();
-        // What is certain for one leaves fewer to the others.
+        // A certain pair leaves fewer candidates to the others.
         for tier in [Tier::Port, Tier::Alone, Tier::Count, Tier::Rest] {
             loop {
                 progress.step(|| format!("{} flows are not paired yet", rivals.0.len()))?;
                 let mut decided = rivals.decided(tier);
                 if matches!(tier, Tier::Count | Tier::Rest) {
-                    // One that was not looked at may be as good.
+                    // A candidate that was not examined may be as good.
                     let is_crowded = |number: &usize| streams.crowded.contains(number);
                     decided.retain(|(a, b)| !is_crowded(a) && !is_crowded(b));
                 }
@@ -95,7 +95,7 @@ impl Pairing {
                 }
             }
         }
-        // What contradicts itself may still be what somebody did wrong: it is nobody's acquittal.
+        // A pair with contradictions may still be real, with a faulty end, so it remains as a guess.
         for (a, b) in rivals.ranked().into_iter().chain(rejected) {
             self.join(streams.list[a].flow, streams.list[b].flow, true);
         }
@@ -103,27 +103,27 @@ impl Pairing {
     }
 }
 
-/// What a flow has of requests and of responses.
+/// The requests and responses of a flow.
 struct Stream {
     flow: Flow,
-    /// Its UDP source port, if it has but one.
+    /// Its UDP source port, if there is only one.
     port: Option<u16>,
     asks: Vec<Ask>,
     answers: Vec<Answer>,
-    /// By PSN, which of `asks` is the newest.
+    /// The index in `asks` of the newest request, by PSN.
     by_psn: HashMap<Psn, usize>,
-    /// Where its messages end, without wraps, in order.
+    /// The last PSNs of its messages, without wraps, in order.
     ends: Vec<i64>,
 }
 
 /// A request packet.
 struct Ask {
-    /// Its place in the capture.
+    /// Its index in the capture.
     at: usize,
     psn: Psn,
     operation: Operation,
     ends: bool,
-    /// Of a READ, how much.
+    /// The length of a READ.
     length: Option<u32>,
 }
 
@@ -133,7 +133,7 @@ struct Answer {
     psn: Psn,
     operation: Operation,
     is_nak: bool,
-    /// Of a READ response that is the only one, how much.
+    /// The length of a READ response that is an Only packet.
     length: Option<usize>,
     msn: Option<u32>,
 }
@@ -141,30 +141,30 @@ struct Answer {
 struct Streams {
     list: Vec<Stream>,
     path_mtu: PathMtu,
-    /// How often a flow answers what only one other flow asked for.
+    /// The number of responses of a flow to requests that only one other flow has made.
     alone: HashMap<(usize, usize), u32>,
-    /// Flows that answer what several asked for, and those.
+    /// Pairs of flows with a response to a request that several flows have made.
     shared: HashSet<(usize, usize)>,
-    /// Flows of which a pair is left out, for there are too many.
+    /// Flows with a candidate that was left out, since there are too many.
     crowded: HashSet<usize>,
-    /// The queue pairs of one host that another one sends to, those that are paired too.
+    /// The queue pairs of one host that another host sends to, including paired ones.
     reached: HashMap<(Gid, Gid), HashSet<Qpn>>,
 }
 
-/// By what a pair is certain.
+/// The kind of evidence that makes a pair certain.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Tier {
-    /// The port that the verbs compute from both numbers.
+    /// The UDP port that verbs compute from both queue pair numbers.
     Port,
-    /// PSNs that one flow alone asked for.
+    /// PSNs that only one flow has requested.
     Alone,
-    /// MSNs that count the messages from the first.
+    /// MSNs that count the messages from the first one.
     Count,
-    /// Nothing contradicts, and there is no other.
+    /// No contradiction, and no other candidate.
     Rest,
 }
 
-/// What speaks for two flows, and against them.
+/// The evidence for and against a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Evidence {
     port: bool,
@@ -172,24 +172,24 @@ struct Evidence {
     counts: bool,
     agreeing: u32,
     contradicting: u32,
-    /// Their hosts send to no other queue pairs of each other.
+    /// The hosts send to no other queue pairs of each other.
     only: bool,
 }
 
-/// The pairs that are possible, by flow.
+/// The candidates of each flow.
 struct Rivals(HashMap<usize, HashMap<usize, Evidence>>);
 
-/// Flows that may have asked for one PSN, as far as they are looked at.
+/// The most flows that are examined as the requester of one PSN.
 const ASKERS: usize = 64;
-/// Pairs that are looked at, in all.
+/// The most pairs that are examined.
 const PAIRS: usize = 1 << 17;
-/// Packets that are looked at to compare flows with each other, in all.
+/// The most packets that are examined to compare flows.
 const COMPARED: usize = 20_000_000;
-/// A response so far behind the requests is not for them.
+/// A response this far behind the requests does not belong to them.
 const OLD: i32 = 1 << 16;
 
 impl Streams {
-    /// The flows of connections that are not paired yet.
+    /// The unpaired flows of connections.
     fn of(packets: &[Rc<Seen>], known: &Pairing, progress: &mut Progress) -> Result<Streams, Failure> {
         let mut streams = Streams {
             list: Vec::new(),
@@ -200,7 +200,7 @@ impl Streams {
             reached: HashMap::new(),
         };
         let mut by_flow: HashMap<Flow, usize> = HashMap::new();
-        // Who asked for a PSN, the newest last.
+        // The flows that have requested a PSN, the newest last.
         let mut askers: HashMap<(Gid, Gid, Psn), Vec<usize>> = HashMap::new();
         let mut longest = 0;
         for (at, packet) in packets.iter().enumerate() {
@@ -235,7 +235,7 @@ impl Streams {
                     list.push(number);
                 }
             } else if packet.is_response() || packet.is_manufacturers() {
-                // ferroce's own is an acknowledge.
+                // ferroce's own opcode is an acknowledge.
                 stream.answers.push(Answer::of(at, packet));
                 match askers.get(&(packet.network.destination, packet.network.source, psn)).map(Vec::as_slice)
                 {
@@ -260,7 +260,7 @@ impl Streams {
         Ok(streams)
     }
 
-    /// The pairs that something speaks for, and how much.
+    /// The pairs with any evidence, and the evidence.
     fn candidates(&self, progress: &mut Progress) -> Result<Rivals, Failure> {
         let mut pairs: HashMap<(usize, usize), Evidence> = HashMap::new();
         let sorted = |a: usize, b: usize| (a.min(b), a.max(b));
@@ -309,7 +309,7 @@ impl Streams {
 }
 
 impl Streams {
-    /// Flows between two hosts that send to one queue pair of each other, where one answers near what the other asks.
+    /// Flows between two hosts that send to only one queue pair of each other, with responses near the requests.
     fn only_ones(&self) -> Vec<(usize, usize)> {
         let is_only =
             |way: (Gid, Gid)| self.reached.get(&way).is_some_and(|queue_pairs| queue_pairs.len() == 1);
@@ -356,7 +356,7 @@ impl Stream {
         self.ends.dedup();
     }
 
-    /// How the responses of `other` answer the requests of this flow.
+    /// The evidence from the responses of `other` to the requests of this flow.
     fn answered_by(&self, other: &Stream) -> Evidence {
         let mut evidence = Evidence::default();
         let (Some(first), mut counted) = (self.asks.first(), 0) else { return evidence };
@@ -368,7 +368,8 @@ impl Stream {
             }
             let asked = self.by_psn.get(&answer.psn).map(|at| &self.asks[*at]);
             let Some(newest) = newest else {
-                // What was asked before the capture began is answered in it.
+                // A response ahead of the first recorded request contradicts; earlier ones belong to requests before
+                // the capture.
                 evidence.contradicting += u32::from(answer.psn.distance(first.psn) >= 0);
                 continue;
             };
@@ -391,7 +392,7 @@ impl Stream {
         evidence
     }
 
-    /// Whether `other` answers something that may be behind, or a little before, what this flow asks for.
+    /// Whether `other` has a response near this flow's requests, allowing for unrecorded ones.
     fn is_answered_near(&self, other: &Stream) -> bool {
         let Some(first) = self.asks.first() else { return false };
         let is_near = |answer: &Answer, ask: &Ask| answer.psn.distance(ask.psn).abs() <= OLD;
@@ -400,7 +401,7 @@ impl Stream {
             .any(|answer| is_near(answer, first) || self.asks.last().is_some_and(|ask| is_near(answer, ask)))
     }
 
-    /// Whether the MSN of an answer is the number of messages up to there, as it is if the capture has the first.
+    /// Whether the MSN of a response is the number of messages up to it, as it is if the capture has the first one.
     fn counts(&self, answer: &Answer) -> bool {
         let Some(first) = self.asks.first() else { return false };
         let psn = i64::from(first.psn.value()) + i64::from(answer.psn.distance(first.psn));
@@ -423,7 +424,7 @@ impl Ask {
         self.length.map_or(1, |length| path_mtu.packets(length))
     }
 
-    /// Whether a response at its PSN can be for it.
+    /// Whether a response with its PSN can answer it.
     fn may_have(&self, answer: &Answer) -> bool {
         let is_as_long = match (self.length, answer.length) {
             (Some(asked), Some(came)) => asked as usize == came,
@@ -460,8 +461,8 @@ impl Evidence {
 }
 
 impl Rivals {
-    /// Rejects pairs that contradict themselves, where there are others: what contradicts the only ones that there
-    /// are is for the judge. Returns the rejected ones that answer something, the best first.
+    /// Rejects pairs with contradictions if there are better ones; without a better one, the judge reports the
+    /// contradiction. Returns the rejected pairs, the best first.
     fn reject(&mut self) -> Vec<(usize, usize)> {
         let all = self.ranked();
         let least: HashMap<usize, u32> = self
@@ -482,7 +483,7 @@ impl Rivals {
         all.into_iter().filter(is_gone).collect()
     }
 
-    /// The pairs of that tier where neither flow has another one that is nearly as good.
+    /// The pairs with evidence of this tier of which neither flow has another candidate nearly as good.
     fn decided(&self, tier: Tier) -> Vec<(usize, usize)> {
         let rules = |flow: usize, other: usize, evidence: &Evidence| {
             self.0[&flow].iter().all(|(rival, against)| {
@@ -504,7 +505,7 @@ impl Rivals {
         found
     }
 
-    /// What is left, the best first.
+    /// The remaining pairs, the best first.
     fn ranked(&self) -> Vec<(usize, usize)> {
         let mut pairs: Vec<(usize, usize, &Evidence)> = Vec::new();
         for (flow, others) in &self.0 {

@@ -1,7 +1,7 @@
-//! Which engine takes the place of which recorded ends, and the limits: no capture may use up the machine.
+//! The assignment of engines to recorded ends, and the limits: no capture may exhaust the machine.
 //!
-//! An engine has up to 1,024 queue pairs, a replay 64 engines. Queue pairs that were connected anew need one engine per
-//! connection.
+//! An engine has up to 1,024 queue pairs, a replay up to 64 engines. Queue pairs that were connected again need one
+//! engine per connection.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -20,21 +20,21 @@ pub(super) struct Place {
     pub(super) end: usize,
 }
 
-/// Who plays what, and what nobody plays.
+/// The engines with their ends, and the ends that are not played.
 #[derive(Default)]
 pub(super) struct Cast {
     pub(super) plays: Vec<Play>,
     /// With the reason.
     pub(super) left_out: Vec<(Place, String)>,
-    /// Ends of other addresses than those that were asked for.
+    /// Ends of addresses that were not selected.
     pub(super) unwanted: usize,
 }
 
-/// What one engine does.
+/// The work of one engine.
 pub(super) struct Play {
     pub(super) role: IpAddr,
     pub(super) places: Vec<Place>,
-    /// What the other ends reach of its memory.
+    /// The areas of its memory that the other ends access.
     pub(super) areas: Vec<Area>,
     conversations: HashSet<usize>,
     peers: HashSet<(Gid, Qpn)>,
@@ -43,21 +43,21 @@ pub(super) struct Play {
     packets: u64,
 }
 
-/// Engines of one replay: queue pairs that were connected anew need one each time.
+/// The most engines of a replay: queue pairs that were connected again need one for each connection.
 const PLAYS: usize = 64;
-/// Queue pairs of one engine, its partitions, and bytes and packets beyond those that were recorded.
+/// The most queue pairs and partitions of one engine, and the most unrecorded bytes and packets.
 const QUEUE_PAIRS: usize = 1024;
 const PARTITIONS: usize = PkeyTable::MAX - 1;
 const BYTES: u64 = 64 << 20;
 const PACKETS: u64 = 1 << 17;
-/// Stretches of memory that the other ends may reach, and their bytes.
+/// The most areas of memory that the other ends access, and their bytes.
 const AREAS: usize = 1 << 15;
 const AREA_BYTES: u64 = 1 << 30;
 
-/// Who takes which place: those of one address together, as far as their peers differ.
+/// Assigns the ends: those of one address to one engine, if their peers differ.
 pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Cast {
     let Cast { mut plays, mut left_out, mut unwanted } = Cast::default();
-    // Where the last one of an address and a peer went; the next goes behind it.
+    // The engine of the last connection between an address and a peer; the next connection needs a later one.
     let mut latest: HashMap<(IpAddr, Gid, Qpn), usize> = HashMap::new();
     let mut by_role: HashMap<IpAddr, Vec<usize>> = HashMap::new();
     for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
@@ -75,7 +75,7 @@ pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Cast {
             let other = conversation.ends[1 - end];
             let peer = other.qpn.map(|qpn| (other.gid, qpn));
             let of_role = by_role.entry(role).or_default();
-            // A host that talks to itself is played twice, and so is a queue pair that was connected anew.
+            // A host that talks to itself needs two engines, and so does a queue pair that was connected again.
             let from = peer.and_then(|(gid, qpn)| latest.get(&(role, gid, qpn))).map_or(0, |last| last + 1);
             let mut candidates = (from..of_role.len()).filter(|number| {
                 let play = &plays[of_role[*number]];
@@ -108,7 +108,7 @@ pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Cast {
     Cast { plays, left_out, unwanted }
 }
 
-/// Why nobody can take a place in a conversation.
+/// The reason that no end of a conversation can be played.
 fn unplayable(conversation: &Conversation) -> Option<&'static str> {
     if conversation.ends.iter().any(|end| end.gid.is_multicast()) {
         return Some("a multicast group has no engine in its place, and none is asked to talk to one");
@@ -134,7 +134,7 @@ impl Play {
         }
     }
 
-    /// Adds an end of a conversation, or says why it is not played.
+    /// Adds an end of a conversation, or returns the reason that it is not played.
     fn admit(
         &mut self,
         place: Place,
@@ -149,7 +149,7 @@ impl Play {
         Ok(())
     }
 
-    /// Finds what the other ends reach of its memory; where that is too much it plays nobody.
+    /// Finds the memory that the other ends access; if it is too much, the engine plays no end.
     fn survey(&mut self, conversations: &[Conversation], left_out: &mut Vec<(Place, String)>) {
         self.areas = areas(conversations, &self.places);
         let bytes = self.areas.iter().map(Area::len).fold(0, u64::saturating_add);
@@ -162,14 +162,14 @@ impl Play {
         }
     }
 
-    /// How many bytes and packets it has with one more, if it may.
+    /// The bytes and packets with one more conversation, if they are within the limits.
     fn room(&self, conversation: &Conversation) -> Result<(u64, u64), String> {
         let mtu = conversation.path_mtu.bytes() as usize;
         let messages = conversation.messages.iter().flat_map(|messages| &messages.list);
         let bytes = messages
             .map(|message| message.payload_bound(mtu) + message.remote().map_or(0, |(_, _, len)| len));
         let told: usize = conversation.events.iter().map(|event| event.packet.payload_len()).sum();
-        // Of what the packets bring along there is a copy on either side.
+        // Recorded payload, which is held on either side, does not count.
         let bytes = bytes.fold(0, u64::saturating_add).saturating_sub(2 * told as u64);
         let bytes = bytes.saturating_add(self.bytes);
         let asked: u64 = conversation.messages.iter().map(Messages::psns).sum();

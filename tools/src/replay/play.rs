@@ -1,6 +1,6 @@
-//! Runs the engine in the place of one recorded end, over a loopback port in virtual time: it gets the work requests of
-//! the end's application and the packets of the other end, at the recorded times. What the engine sends is kept.
-//!
+//! Runs the engine in place of one recorded end, over a loopback port in virtual time: it gets the work requests of the
+//! end's application and the packets of the other end, at the recorded times. The packets that the engine sends are
+//! kept.
 //! The recorded packets of the other end answer the recorded end, not the engine. So the ACK timer of the engine is
 //! longer than the recorded one, and exhausted retries of the engine are not counted against it.
 
@@ -22,37 +22,37 @@ use super::rule::{Finding, Rule};
 use super::translation::translated;
 use crate::failure::Failure;
 
-/// What the engine did in the place of an end.
+/// The engine's packets in place of an end.
 #[derive(Debug)]
 pub(super) struct Played {
-    /// Whose place the engine took.
+    /// The end that the engine replaced.
     pub(super) place: Place,
-    /// What reached the engine, and what it sent, in order.
+    /// The packets that reached the engine, and those that it sent, in order.
     pub(super) events: Vec<Event>,
     pub(super) findings: Vec<Finding>,
-    /// Messages whose bytes were compared, and how many bytes.
+    /// Compared messages and bytes.
     pub(super) compared: (u64, u64),
-    /// How many messages the application posted.
+    /// The number of messages that the application posted.
     pub(super) posted: u64,
-    /// The first PSN of a message that the engine gave up, or never got to send.
+    /// The first PSN of a message that the engine gave up or could not send.
     pub(super) given_up: Option<i64>,
-    /// From which of `events` on its queue pair was in error, for one of its own work requests.
+    /// The index in `events` from which on its queue pair was in the error state, due to one of its own work requests.
     pub(super) dead_from: Option<usize>,
-    /// The first PSN of either end.
+    /// The first PSN of each end.
     pub(super) starts: [i64; 2],
 }
 
 impl Played {
-    /// For the judge.
+    /// The facts for the judge.
     pub(super) fn strict(&self) -> Strict {
         Strict { starts: self.starts, dead_from: self.dead_from }
     }
 }
 
-/// What an engine counted, by name.
+/// The counters of an engine, by name.
 pub(super) type Counts = Vec<(&'static str, u64)>;
 
-/// Puts one engine in all `places`: conversations, and which end of them it is.
+/// Runs one engine in all `places`.
 pub(super) fn play(
     conversations: &[Conversation],
     places: &[Place],
@@ -85,22 +85,22 @@ pub(super) fn play(
     Ok(PlayOutcome { played: whole.into_iter().map(Lane::end).collect(), broken_off, counts })
 }
 
-/// What came of a play.
+/// The results of a play.
 #[derive(Default)]
 pub(super) struct PlayOutcome {
     pub(super) played: Vec<Played>,
-    /// What was begun and not played to its end, why, and what was found before.
+    /// Ends that were not played to the end, the reason, and the findings before.
     pub(super) broken_off: Vec<(Place, String, Vec<Finding>)>,
     pub(super) counts: Counts,
 }
 
-/// Largest IP packet between the engine and the recorded side. The cable holds thousands of the longest.
+/// Largest IP packet between the engine and the recorded side. The cable's queue holds thousands of these.
 const MTU: u32 = 9216;
-/// All headers of a packet, and more.
+/// An upper bound of a packet's headers.
 const HEADERS: u32 = 256;
-/// Work requests that a queue pair holds; what is more waits.
+/// The most work requests of a queue; further ones wait.
 pub(super) const DEPTH: u32 = 4096;
-/// The engine's random numbers: a replay is the same each time.
+/// The seed of the engine's random numbers: each replay is the same.
 const SEED: [u8; 32] = [0x5e; 32];
 
 struct Stage<'a> {
@@ -111,11 +111,11 @@ struct Stage<'a> {
     far_mac: [u8; 6],
     cq: Cq,
     lanes: Vec<Lane<'a>>,
-    /// Which lane a queue pair of the engine is, and which ones send to a queue pair of the recorded side.
+    /// The lane of each queue pair of the engine, and the lanes that send to each queue pair of the recorded side.
     by_qp: HashMap<Qp, usize>,
     by_peer: HashMap<(Gid, Qpn), Vec<usize>>,
-    /// The lanes that may have something to post or to compare: a capture of thousands of queue pairs has as many
-    /// lanes, and a packet moves one or two.
+    /// The lanes that may have something to post or to compare. A capture of thousands of queue pairs has as many
+    /// lanes, but a packet affects one or two.
     stirred: BTreeSet<usize>,
     exposed: Exposed,
     now: Nanos,
@@ -133,16 +133,16 @@ struct Step {
 
 #[derive(Clone, Copy)]
 enum What {
-    /// A receive for their message of that number.
+    /// Posts the receive WR for the other end's message of that number.
     Receive(usize),
-    /// A work request: our message of that number.
+    /// Posts the own message of that number.
     Send(usize),
-    /// Their packet.
+    /// Sends the other end's packet to the engine.
     Packet(usize),
 }
 
 impl What {
-    /// Of what happens at one time, what comes first.
+    /// The order of steps at the same time.
     fn rank(self) -> u8 {
         match self {
             What::Receive(_) => 0,
@@ -174,7 +174,7 @@ impl<'a> Stage<'a> {
         let switch = Switch::new(SwitchConfig::default().mtu(mtu.unwrap_or(MTU).min(MTU)).depth(4096))?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
-        // Each end has one of its own.
+        // Each end has one region of its own.
         let regions = places.len() + areas.len() + 1;
         let is_v1 = |place: &Place| conversations[place.conversation].is_roce_v1(place.end);
         let config = Config::default()
@@ -213,7 +213,7 @@ impl<'a> Stage<'a> {
         Ok(stage)
     }
 
-    /// All that happens from outside the engine.
+    /// All steps from outside the engine.
     fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         for (lane, of) in self.lanes.iter().enumerate() {
@@ -233,7 +233,7 @@ impl<'a> Stage<'a> {
         steps
     }
 
-    /// Lets virtual time go by.
+    /// Advances virtual time.
     fn run_until(&mut self, at: Nanos) -> Result<(), Failure> {
         while let Some(timer) = self.context.next_timeout().filter(|timer| *timer <= at) {
             self.now = self.now.max(timer);
@@ -243,7 +243,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Lets out what waits for a timer when nothing more happens.
+    /// Lets pending timers run after the last step.
     fn finish(&mut self) -> Result<(), Failure> {
         for _ in 0..LAST_TIMERS {
             let waits = self.lanes.iter().any(Lane::has_unsent);
@@ -277,7 +277,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Polls until the engine has nothing more to do at this time.
+    /// Polls until the engine has no work left at this time.
     fn settle(&mut self, frame: u64) -> Result<(), Failure> {
         loop {
             let mut moved = self.context.poll(self.now)?;
@@ -295,7 +295,7 @@ impl<'a> Stage<'a> {
                     stirred.insert(index);
                 }
             };
-            // All of it: what the cable has no room for is lost.
+            // Everything is received: packets beyond the cable's queue would be lost.
             loop {
                 match self.far.rx_burst(now, &mut take)? {
                     0 => break,
@@ -311,7 +311,7 @@ impl<'a> Stage<'a> {
             for index in &self.stirred {
                 let lane = &mut self.lanes[*index];
                 if lane.is_over() {
-                    // What it would send on nobody waits for.
+                    // Its further packets are not needed.
                     if self.by_qp.remove(&lane.qp).is_some() {
                         self.context.destroy_qp(lane.qp)?;
                     }
@@ -337,12 +337,12 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// What every packet of a conversation fits into, recorded or sent by the engine.
+/// The longest packet of a conversation, recorded or sent by the engine.
 fn longest(of: &Conversation) -> u32 {
     let recorded = of.events.iter().map(|event| event.packet.payload_len()).max().unwrap_or(0);
     of.path_mtu.bytes().max(recorded as u32) + HEADERS
 }
 
 const ETHERNET_LEN: usize = 14;
-/// Timers that may run behind the end of a capture.
+/// The most timers that run after the end of a capture.
 const LAST_TIMERS: usize = 64;

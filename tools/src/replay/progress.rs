@@ -7,16 +7,16 @@ use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::output::is_verbose;
 
-/// When something was said last.
+/// The time of the last line.
 pub(super) struct Progress {
     interrupt: Interrupt,
     last: Instant,
-    /// A line is replaced by the next one; else each stays.
+    /// Whether a line is overwritten by the next one.
     in_place: bool,
     is_shown: bool,
 }
 
-/// How often a line on a terminal changes, and how often there is one in a log.
+/// The intervals between lines on a terminal, and in a log.
 const IN_PLACE: Duration = Duration::from_millis(250);
 const IN_LOG: Duration = Duration::from_secs(5);
 
@@ -27,13 +27,13 @@ impl Progress {
         Progress { interrupt, last: Instant::now(), in_place, is_shown: false }
     }
 
-    /// Says how far it is, at most every few seconds, unless nobody wants to read it (RUST_LOG).
+    /// Prints the progress, at most every few seconds, unless RUST_LOG disables it.
     pub(super) fn tell(&mut self, how_far: impl FnOnce() -> String) {
         let interval = if self.in_place { IN_PLACE } else { IN_LOG };
         if self.last.elapsed() < interval || !is_verbose() {
             return;
         }
-        // The report does not depend on whether somebody sees this.
+        // The report does not depend on whether this succeeds.
         let _ = match self.in_place {
             true => write!(io::stderr(), "\r\x1b[Kferroce replay: {}", how_far()),
             false => writeln!(io::stderr(), "ferroce replay: {}", how_far()),
@@ -42,13 +42,13 @@ impl Progress {
         self.last = Instant::now();
     }
 
-    /// As [`tell`](Progress::tell); fails when a signal has come.
+    /// As [`tell`](Progress::tell); fails after a signal.
     pub(super) fn step(&mut self, how_far: impl FnOnce() -> String) -> Result<(), Failure> {
         self.tell(how_far);
         self.interrupt.check()
     }
 
-    /// Takes the line away, for what is said next.
+    /// Clears the line, before other output.
     pub(super) fn clear(&mut self) {
         if self.is_shown {
             let _ = write!(io::stderr(), "\r\x1b[K");

@@ -9,7 +9,7 @@ use ferroce::{Access, Nanos, RnrTimer};
 use super::conversation::Conversation;
 use super::message::{Message, Messages};
 
-/// What the other end may do through the queue pair: all but what it was refused as not allowed there.
+/// The access rights of the other end: all except those for which its requests were refused.
 pub(super) fn permissions(of: &Conversation, end: usize, theirs: &Messages) -> Access {
     let mut refused = Vec::new();
     for event in of.events.iter().filter(|event| event.from == end) {
@@ -30,7 +30,7 @@ pub(super) fn permissions(of: &Conversation, end: usize, theirs: &Messages) -> A
     allowed.fold(Access::NONE, |access, (kind, _)| access | *kind)
 }
 
-/// The timer that the recorded end put into its RNR NAKs.
+/// The timer in the recorded end's RNR NAKs.
 pub(super) fn rnr_timer(of: &Conversation, end: usize) -> RnrTimer {
     let mut told = of.events.iter().filter(|event| event.from == end && event.packet.is_whole_response());
     let code = told.find_map(|event| match event.packet.extensions.aeth?.syndrome()? {
@@ -40,15 +40,15 @@ pub(super) fn rnr_timer(of: &Conversation, end: usize) -> RnrTimer {
     code.unwrap_or(RnrTimer::DEFAULT)
 }
 
-/// By which power of two the engine is slower than the recorded end: the other end's recorded packets
-/// answer the recorded repeats, so the engine had better not be first.
+/// The engine's timeout is the recorded one times two to this power: the other end's recorded packets answer the
+/// recorded retransmissions, so the engine must not be earlier.
 const PATIENCE: u8 = 2;
 
-/// Shorter than this, a repeat may be due to packets that the capture does not have.
+/// A retransmission after a shorter time may be due to packets that the capture does not have.
 const CROSSING: Duration = Duration::from_millis(2);
 
-/// The ACK timeout of the recorded end: by the connection manager, or as its repeats out of silence show;
-/// 0, which is none, where there are no such.
+/// The ACK timeout of the recorded end: from the connection manager, or from retransmissions after a silence; 0 (none)
+/// if there are no such.
 pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
     if let Some(agreed) = of.agreed {
         return if agreed.timeout == 0 { 0 } else { (agreed.timeout + PATIENCE).min(31) };
@@ -66,14 +66,14 @@ pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
             next = next.max(event.psn + of.span(packet));
         }
     }
-    // The longest: to be slow does no harm here.
+    // The longest one, since a long timeout does no harm here.
     let Some(longest) = longest else { return 0 };
-    // A tenth for the coarse clocks of both.
+    // 10 % more, for the coarse timers of both ends.
     let units = (longest.as_nanos() * 11 / 10 / 4096).max(1);
     (units.ilog2() as u8 + PATIENCE).min(31)
 }
 
-/// The length of a receive that a message was refused for.
+/// The length of a receive WR for which a message was too long.
 pub(super) fn refused_as_too_long(of: &Conversation, end: usize, message: &Message) -> Option<usize> {
     let refused = of.answers[end].refused(message.first, message.last)?;
     (message.operation() == Some(Operation::Send)).then_some(())?;
@@ -82,12 +82,11 @@ pub(super) fn refused_as_too_long(of: &Conversation, end: usize, message: &Messa
     Some(message.payload(mtu).0.len().saturating_sub(1).min(before))
 }
 
-/// When receives were posted, as far as the packets tell: before the message came, or after the last
-/// time that there was none.
+/// The times at which receive WRs were posted, as far as the packets show: before the message arrived, or after the
+/// last RNR NAK for it.
 pub(super) fn receive_times(of: &Conversation, end: usize, theirs: &Messages) -> Vec<(usize, Nanos)> {
     let takers: Vec<usize> = (0..theirs.list.len()).filter(|n| theirs.list[*n].takes_receive()).collect();
-    // The newest of their requests of a PSN, the newest time that one was told in vain, and the newest answer to
-    // it or to what is behind it.
+    // By PSN: the newest request, the newest RNR NAK, and the newest response to this or a later PSN.
     let mut asked: BTreeMap<i64, Nanos> = BTreeMap::new();
     let mut in_vain: BTreeMap<i64, Nanos> = BTreeMap::new();
     let mut taken: BTreeMap<i64, Nanos> = BTreeMap::new();
@@ -114,14 +113,14 @@ pub(super) fn receive_times(of: &Conversation, end: usize, theirs: &Messages) ->
             None => Some(message.at),
             Some(told) => {
                 let comes_again = asked.range(message.first..=message.last).any(|(_, at)| *at > told);
-                // The last of them may have been told in vain again, without a record of it.
+                // The last retransmission may have got another RNR NAK, which was not recorded.
                 let is_taken = taken.range(message.last..).next().is_some_and(|(_, at)| *at > told);
                 (comes_again && is_taken).then_some(told)
             }
         };
         times.push((number, time));
     }
-    // They are taken in order.
+    // They are consumed in order.
     let mut latest = Nanos::ZERO;
     let mut ordered = Vec::new();
     for (number, time) in times {

@@ -1,5 +1,4 @@
-//! Queue pairs that were reset and connected anew with the same numbers: where one connection ends and the next one
-//! begins.
+//! Queue pairs that were reset and connected again with the same numbers: finds the boundary between the connections.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,30 +10,30 @@ use ferroce::{PathMtu, Psn, RKey};
 use super::packet::Seen;
 use super::pairing::Flow;
 
-/// The requests of each flow since its connection began.
+/// The requests of each flow since the start of its connection.
 pub(super) struct Courses {
     by_flow: HashMap<Flow, Course>,
-    /// The path MTU of a flow, where a full packet tells.
+    /// The path MTU of a flow, if a full packet shows it.
     path_mtus: HashMap<Flow, PathMtu>,
 }
 
 #[derive(Default)]
 struct Course {
-    /// The PSN behind the newest request.
+    /// The PSN after the newest request.
     next: Option<Psn>,
-    /// What was asked for, by PSN.
+    /// The contents of requests, by PSN.
     contents: HashMap<Psn, u64>,
-    /// READs: first PSN, how many, and the key.
+    /// READs: first PSN, number of PSNs, and rkey.
     reads: Vec<(Psn, u32, RKey)>,
-    /// The newest PSN that was answered.
+    /// The newest answered PSN.
     answered: Option<Psn>,
-    /// The PSN of the request before, and of a READ how much it asks for.
+    /// The PSN of the previous request, and the length if it is a READ.
     before: Option<(Psn, Option<u32>)>,
 }
 
-/// A request so far from the one before is of another connection.
+/// A request this far from the previous one belongs to another connection.
 const FAR: u32 = 1 << 20;
-/// What is under way is among so many READs.
+/// The most READs that may be in flight.
 const READS: usize = 256;
 
 impl Courses {
@@ -52,8 +51,8 @@ impl Courses {
         Courses { by_flow: HashMap::new(), path_mtus }
     }
 
-    /// Takes the next packet of a flow and says whether another connection begins with it. `back` are the
-    /// packets that answer it.
+    /// Takes the next packet of a flow and returns whether another connection begins with it. `back` is the flow of its
+    /// responses.
     pub(super) fn note(&mut self, packet: &Seen, flow: Flow, back: Option<Flow>) -> bool {
         if !packet.icrc_is_right {
             return false;
@@ -86,22 +85,22 @@ impl Courses {
 }
 
 impl Course {
-    /// Whether the start of a message can't be of this connection.
+    /// Whether the start of a message can't belong to this connection.
     fn is_left_by(&self, packet: &Seen) -> bool {
         let psn = packet.psn();
         if self.next.is_some_and(|next| psn.distance(next).unsigned_abs() > FAR) {
             return true;
         }
         if let Some(before) = self.contents.get(&psn) {
-            // What was done already is not sent again as something else.
+            // A request that was answered is not retransmitted with other contents.
             let is_done = self.answered.is_some_and(|answered| answered.distance(psn) >= 0);
             return *before != contents(packet) && (is_done || packet.service() == Service::Uc);
         }
-        // Who counts a READ wrongly goes on near it. Another connection starts anywhere.
+        // A requester that counts a READ wrongly continues close to it. Another connection starts anywhere.
         if self.before.is_some_and(|(before, read)| is_miscounted(psn.distance(before), read)) {
             return false;
         }
-        // A READ has the PSNs of its responses to itself.
+        // The PSNs of a READ's responses are not available to other requests.
         let inside = self.reads.iter().rev().take(READS).find(|(first, count, _)| {
             let behind = psn.distance(*first);
             behind > 0 && (behind as u32) < *count
@@ -118,7 +117,7 @@ impl Course {
         let mut count = 1;
         if let Some(reth) = read {
             count = path_mtu.unwrap_or(PathMtu::Mtu1024).packets(reth.length());
-            // What is inside by the largest path MTU is inside by all.
+            // A PSN inside a READ with the largest path MTU is inside it with any path MTU.
             let least = path_mtu.unwrap_or(PathMtu::Mtu4096).packets(reth.length());
             if !self.contents.contains_key(&psn) {
                 self.reads.push((psn, least, reth.rkey()));
@@ -131,7 +130,8 @@ impl Course {
     }
 }
 
-/// Whether a PSN is right behind the request before, or where a READ ends by another path MTU or without its rest.
+/// Whether a PSN directly follows the previous request, or follows a READ counted with another path MTU or without its
+/// last part.
 fn is_miscounted(distance: i32, read: Option<u32>) -> bool {
     let is_end = |length: u32, mtu: PathMtu| {
         [mtu.packets(length), length / mtu.bytes()].contains(&distance.unsigned_abs())
@@ -140,7 +140,7 @@ fn is_miscounted(distance: i32, read: Option<u32>) -> bool {
         || distance > 0 && read.is_some_and(|length| PathMtu::ALL.iter().any(|mtu| is_end(length, *mtu)))
 }
 
-/// What a request asks for, as a number. A READ may ask for less when it comes again.
+/// A hash of a request's contents. A resumed READ may request less.
 fn contents(packet: &Seen) -> u64 {
     let mut hasher = DefaultHasher::new();
     packet.opcode.hash(&mut hasher);

@@ -22,47 +22,47 @@ use crate::dissect::unopened::Unopened;
 use crate::failure::Failure;
 use crate::output::{JsonArg, say};
 
-/// The whole report. Field names are stable: scripts read them.
+/// The whole report. Field names are stable, since scripts read them.
 #[derive(Serialize)]
 pub(super) struct ReplayReport {
     frames: u64,
-    /// Frames that hold several packets, which are cut apart here.
+    /// Frames that contain several packets, which are split here.
     joined_frames: u64,
     roce_packets: usize,
-    /// With an opcode that is a manufacturer's.
+    /// Packets with a manufacturer opcode.
     foreign: usize,
-    /// With an opcode that RoCE does not have, and that is no manufacturer's.
+    /// Packets with a reserved opcode, which is not a manufacturer opcode.
     reserved: u64,
-    /// Conversations that are judged up to a manufacturer's opcode.
+    /// Conversations that are judged up to a manufacturer opcode.
     judged_in_part: usize,
     unreadable: u64,
-    /// RoCE packets that can't be checked, by the reason.
+    /// RoCE packets that can't be checked, by reason.
     unchecked: BTreeMap<&'static str, u64>,
-    /// Frames without a RoCE packet that is known, by what they are.
+    /// Frames without a known RoCE packet, by kind.
     unopened: Unopened,
-    /// Packets whose ICRC is wrong.
+    /// Packets with a wrong ICRC.
     damaged: u64,
-    /// Conversations whose two ends may not belong together.
+    /// Conversations whose pairing is a guess.
     guessed: usize,
-    /// RoCE packets of any kind, and those that somebody is judged by.
+    /// All RoCE packets, and the judged ones.
     packets: u64,
     judged: u64,
-    /// Whether a request is among these.
+    /// Whether a request is among the judged ones.
     #[serde(skip)]
     has_requests: bool,
-    /// What is judged of each conversation.
+    /// The judged packets of each conversation.
     #[serde(skip)]
     coverage: Vec<Coverage>,
-    /// Ends that no engine took the place of.
+    /// Ends that no engine replaced.
     not_played: usize,
-    /// Packets that are judged, and that no engine in the place of their ends got or was to send.
+    /// Judged packets that no engine in place of their ends got or sent.
     packets_not_played: u64,
-    /// Why the file could not be read to its end.
+    /// The reason that the file could not be read to its end.
     damage: Option<String>,
-    /// How far it came before a signal.
+    /// The progress at the time of a signal.
     interrupted: Option<String>,
     conversations: Vec<ConversationReport>,
-    /// What each engine counted, by the address that it had.
+    /// The counters of each engine, by address.
     counters: Vec<(IpAddr, BTreeMap<&'static str, u64>)>,
     congestion: Congestion,
     verdict: ReplayVerdict,
@@ -94,7 +94,7 @@ pub(super) struct EndReport {
     measured: Vec<String>,
 }
 
-/// All findings by one rule.
+/// All findings of one rule.
 #[derive(Serialize)]
 struct Group {
     rule: Rule,
@@ -181,18 +181,18 @@ impl ReplayReport {
         }
     }
 
-    /// Notes how far it came before a signal.
+    /// Records the progress at the time of a signal.
     pub(super) fn interrupted(&mut self, how_far: String) {
         let before = self.interrupted.take().map_or(String::new(), |before| before + ", ");
         self.interrupted = Some(before + &how_far);
     }
 
-    /// What is judged of a conversation.
+    /// The judged packets of a conversation.
     pub(super) fn coverage(&self, conversation: usize) -> &Coverage {
         &self.coverage[conversation]
     }
 
-    /// Adds places that no engine takes.
+    /// Adds ends that no engine replaces.
     pub(super) fn left_out(&mut self, conversations: &[Conversation], left_out: Vec<(Place, String)>) {
         for (Place { conversation, end }, reason) in left_out {
             let report = EndReport::not_played(&conversations[conversation], end, reason, Vec::new());
@@ -200,7 +200,7 @@ impl ReplayReport {
         }
     }
 
-    /// Adds ends that were begun and not played to the end. A rule that was broken before that stays broken.
+    /// Adds ends that were not played to the end. A rule that was broken before remains broken.
     pub(super) fn broken_off(
         &mut self,
         conversations: &[Conversation],
@@ -215,7 +215,7 @@ impl ReplayReport {
         }
     }
 
-    /// Adds ends that nobody asked for.
+    /// Adds ends that were not selected.
     pub(super) fn unwanted(&mut self, ends: usize) {
         self.not_played += ends;
     }
@@ -224,14 +224,14 @@ impl ReplayReport {
         self.packets_not_played += packets;
     }
 
-    /// Adds what is said of an end of a conversation.
+    /// Adds the report on an end of a conversation.
     pub(super) fn recorded(&mut self, conversation: usize, end: EndReport) {
         self.verdict = self.verdict.max(end.verdict);
         self.not_played += usize::from(end.verdict == ReplayVerdict::NotPlayed);
         self.conversations[conversation].ends.push(end);
     }
 
-    /// Adds what is said of the connection manager's messages between two hosts.
+    /// Adds the report on the connection manager's messages between two hosts.
     pub(super) fn exchange(&mut self, exchange: &Exchange) {
         let [a, b] = exchange.hosts.map(|host| host.to_ip());
         let title = format!("Connection manager {a} <> {b}: {} messages", exchange.len());
@@ -255,7 +255,7 @@ impl ReplayReport {
         self.counters.push((role, counters.into_iter().collect()));
     }
 
-    /// Without a request nobody can say much of an end, unless it breaks a rule anyway.
+    /// Without a request the verdict is inconclusive, unless a rule is broken.
     fn verdict(&self) -> ReplayVerdict {
         match self.verdict.max(ReplayVerdict::Conforms) {
             ReplayVerdict::Violates => ReplayVerdict::Violates,
@@ -264,7 +264,7 @@ impl ReplayReport {
         }
     }
 
-    /// What the verdict is not of.
+    /// The parts that the verdict does not cover.
     fn not_judged(&self) -> String {
         let mut text = String::new();
         if self.guessed > 0 {
@@ -292,7 +292,7 @@ impl ReplayReport {
         text
     }
 
-    /// What there is in the place of requests, and what helps.
+    /// What was found in place of requests, and the remedy.
     fn seen_instead(&self) -> String {
         let mut text = ": no request that can be judged".to_owned();
         if self.frames == 0 {
@@ -410,7 +410,7 @@ impl ReplayReport {
     }
 }
 
-/// Counters that tell what happened on the way.
+/// Counters that show errors on the network.
 const SHOWN: [&str; 10] = [
     "out_of_sequence",
     "packet_seq_err",
@@ -445,7 +445,7 @@ impl ReplayVerdict {
 }
 
 impl EndReport {
-    /// Of an end as it was recorded.
+    /// The report on an end as recorded.
     pub(super) fn recorded(
         of: &Conversation,
         end: usize,
@@ -457,7 +457,7 @@ impl EndReport {
         EndReport::new(who, counts(measured), findings, lines(measured)).of_nothing(tells_nothing)
     }
 
-    /// An end that has shown nothing does not conform; what breaks a rule does so anyway.
+    /// An end without judged packets does not count as conforming; a broken rule counts anyway.
     fn of_nothing(mut self, is_nothing: bool) -> EndReport {
         if is_nothing && self.verdict < ReplayVerdict::Violates {
             self.verdict = ReplayVerdict::NothingToJudge;
@@ -465,7 +465,7 @@ impl EndReport {
         self
     }
 
-    /// Of the engine in the place of an end.
+    /// The report on the engine in place of an end.
     pub(super) fn played(
         of: &Conversation,
         played: &Played,
@@ -479,7 +479,7 @@ impl EndReport {
         EndReport::new(who, summary, findings, Vec::new())
     }
 
-    /// Of an end that no engine takes the place of, or not to the end.
+    /// The report on an end that no engine replaces, or not to the end.
     fn not_played(of: &Conversation, end: usize, reason: String, findings: Vec<Finding>) -> EndReport {
         let who = format!("ferroce as {}", of.ends[end].gid.to_ip());
         EndReport { verdict: ReplayVerdict::NotPlayed, ..EndReport::new(who, reason, findings, Vec::new()) }

@@ -1,47 +1,47 @@
-//! The rules, and the ways in which a packet can relate to one.
+//! The rules, and the possible relations of a packet to one.
 
 use serde::{Serialize, Serializer};
 
-/// What a packet is held to, or may differ in.
+/// A rule for packets, or an allowed difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rule {
     // Of requesters.
-    /// Each request packet has the next PSN; a READ takes as many as its responses (docs/protocol.md §4).
+    /// Each request packet has the next PSN; a READ uses as many PSNs as it has responses (docs/protocol.md §4).
     PsnStep,
     /// First, Middle, Last in order, and of one kind (§2).
     OpcodeOrder,
-    /// First and Middle are full, the last packet ends what the RETH announced (§5).
+    /// First and Middle are full; the last packet completes the length of the RETH (§5).
     PayloadLength,
-    /// A packet that is sent again says the same (§4).
+    /// A retransmitted packet has the same contents (§4).
     Repeat,
-    /// A READ goes on where it stopped (§4, READ resume).
+    /// A READ resumes where it stopped (§4, READ resume).
     ReadResume,
-    /// After a sequence error NAK the missing PSN comes first (§4).
+    /// After a sequence error NAK the missing PSN is sent first (§4).
     GoBackN,
-    /// After an RNR NAK nothing is repeated before its time is over (§4).
+    /// After an RNR NAK nothing is retransmitted before the wait is over (§4).
     RnrWait,
     // Of responders.
     /// One sequence error NAK for a gap (§5).
     NakOnce,
     /// A sequence error NAK names the first missing PSN (§5).
     NakPsn,
-    /// Each gap is told (§5).
+    /// Each gap gets a NAK (§5).
     NakMissing,
-    /// An ACK is for what has come (§5).
+    /// An ACK is for received PSNs (§5).
     AckPsn,
     /// A READ is answered by READ responses, an atomic by its own ACK, the rest by ACKs (§2).
     AnswerKind,
-    /// What asks for an ACK gets one (§5).
+    /// A request with AckReq gets an ACK (§5).
     AckMissing,
-    /// The MSN counts the messages that are done (§5).
+    /// The MSN counts the completed messages (§5).
     Msn,
-    /// READ responses: one for each PSN, First to Last, as long as was asked (§5).
+    /// READ responses: one for each PSN, First to Last, with the requested length (§5).
     ReadResponse,
-    /// What came twice is answered, and not carried out again (§5).
+    /// A duplicate is answered, and not executed again (§5).
     Duplicate,
-    /// The syndrome is one that exists (§2).
+    /// The syndrome exists (§2).
     Syndrome,
-    /// Credits are not more than receives are posted (§2).
+    /// Credits do not exceed the posted receive WRs (§2).
     Credits,
     // Of both.
     /// Payload, pad and ICRC make up the packet (§1, §3).
@@ -49,27 +49,27 @@ pub(super) enum Rule {
     Icrc,
     /// Transport version, P_Key, solicited event (§1).
     Header,
-    /// A CNP has its shape (§7).
+    /// A CNP has the right format (§7).
     Cnp,
     // Of the connection manager.
-    /// A MAD of 256 bytes over QP1 that can be read (§2, GMP).
+    /// A MAD of 256 bytes on QP1 with valid contents (§2, GMP).
     CmMessage,
     /// The addresses in the private data are those of the packet (§2, IP-CM).
     CmAddresses,
-    /// A request that comes again is the same.
+    /// A retransmitted request is identical.
     CmRepeat,
-    /// An answer names the id and the transaction of what it answers.
+    /// The ID and the transaction of an answer are those of its request.
     CmAnswer,
-    // Of the engine beside the record.
-    /// What was posted is what is sent.
+    // Of the engine compared with the recorded end.
+    /// The packets match the posted work requests.
     Content,
-    /// What was sent is what arrives.
+    /// The received data are the sent data.
     Data,
-    /// Work requests end as their packets were answered.
+    /// Work requests complete as their packets were answered.
     Completion,
-    /// Each refusal is the recorded one.
+    /// The NAKs are the recorded ones.
     Refusal,
-    // Of what may differ.
+    // Allowed differences.
     AckCoalescing,
     AckRequest,
     MigrationRequest,
@@ -81,26 +81,26 @@ pub(super) enum Rule {
     ReadShape,
     Repeats,
     LocalChange,
-    /// When receives were posted is told by the packets only roughly.
+    /// The packets show only roughly when receive WRs were posted.
     Receives,
 }
 
-/// How much a finding weighs.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Weight {
     /// The standard leaves it to the implementation.
     Lawful,
-    /// It does not.
+    /// The standard forbids it.
     Violation,
 }
 
-/// One packet that is not as it might have been.
+/// A packet that differs from the expected one.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) rule: Rule,
     pub(super) weight: Weight,
-    /// The frame in the capture; of the engine's packets, the last frame before it.
+    /// The frame in the capture; for an engine's packet, the last frame before it.
     pub(super) frame: u64,
     pub(super) text: String,
 }

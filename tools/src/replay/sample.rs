@@ -1,4 +1,4 @@
-//! A RoCE packet as far as a rate needs it: whole, or with its first bytes.
+//! The parts of a RoCE packet that a rate needs, complete or truncated.
 
 use ferroce::wire::{Bth, Deth, Opcode, Service};
 use ferroce::{Gid, Nanos, Qpn};
@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 
 use crate::dissect::layers::{Layers, Transport};
 
-/// A packet, as far as it matters to a rate.
+/// The parts of a packet that a rate needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) at: Nanos,
@@ -14,11 +14,11 @@ pub(super) struct Sample {
     pub(super) destination: Gid,
     /// The UDP source port.
     pub(super) port: Option<u16>,
-    /// The queue pair that it is from. Only datagrams name it.
+    /// The source queue pair. Only datagrams name it.
     pub(super) from: Option<Qpn>,
     pub(super) to: Qpn,
     pub(super) opcode: Opcode,
-    /// Its Ethernet frame by the length fields, without FCS: what the engine's pacer counts.
+    /// The length of its Ethernet frame by the length fields, without FCS, as the engine's pacer counts.
     pub(super) bytes: u32,
     /// Congestion Experienced.
     pub(super) is_marked: bool,
@@ -29,7 +29,7 @@ const ETHERNET: usize = 14;
 const TAG: usize = 4;
 
 impl Sample {
-    /// `None` if the capture does not have its BTH, or the opcode is not of the standard.
+    /// `None` if the capture does not have its BTH, or the opcode is not a standard one.
     pub(super) fn of(at: Nanos, layers: &Layers<'_>, transport: &Transport) -> Option<Sample> {
         let (bth, rest) = Bth::read_from_prefix(layers.network.get(transport.bth_start..)?).ok()?;
         let opcode = Opcode::from_byte(bth.opcode_byte())?;
@@ -37,7 +37,7 @@ impl Sample {
             Service::Ud => Some(Deth::read_from_prefix(rest).ok()?.0.source_qpn()),
             _ => None,
         };
-        // The tags of a tunnel are not its sender's.
+        // Tags of a tunnel were not added by its sender.
         let tags = if layers.tunnels.is_empty() { layers.vlans.len() } else { 0 };
         Some(Sample {
             at,
@@ -56,7 +56,7 @@ impl Sample {
         self.opcode == Opcode::CNP
     }
 
-    /// Whether it counts against the rate of its sender: acknowledgements and CNPs do not.
+    /// Whether it counts towards the rate of its sender: acknowledgements and CNPs do not.
     pub(super) fn is_data(&self) -> bool {
         !self.is_cnp() && !self.opcode.is_acknowledgement()
     }

@@ -8,8 +8,8 @@ use ferroce::{MacAddr, Qpn};
 use super::memory::Exposed;
 use super::packet::Seen;
 
-/// The frame of a packet to the engine's queue pair, with the engine's keys. The ICRC stays
-/// as right or wrong as it was. The engine takes one version of RoCE on a connection.
+/// The frame of a packet to the engine's queue pair, with the engine's keys. The ICRC remains as valid or invalid as it
+/// was. The engine accepts one version of RoCE per connection.
 pub(super) fn translated(
     recorded: &Seen,
     to: Qpn,

@@ -1,13 +1,13 @@
-//! The message by which rping's ends tell each other the address of memory: 16 bytes, big-endian.
+//! The message by which rping's ends exchange memory addresses: 16 bytes, big-endian.
 
 use ferroce::{RKey, RemoteAddress};
 
-/// Memory that the other end may reach. The server's go-aheads are of the same length; nobody reads them.
+/// Memory that the other end may access. The server's go-aheads have the same length; their contents are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Advertisement {
     pub(super) address: u64,
     pub(super) rkey: u32,
-    /// Bytes.
+    /// In bytes.
     pub(super) length: u32,
 }
 

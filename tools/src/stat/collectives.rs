@@ -7,13 +7,13 @@ use ferroce_collectives::flight::{PeerRecord, RecordedCommunicator, Recording};
 
 use crate::quantity::nanos;
 
-/// A rank's part of each communicator that is in use, as Prometheus' text has it.
+/// Metrics of each communicator in use, by rank, in Prometheus' text format.
 pub(super) fn metrics(recordings: &[Recording]) -> Vec<Metrics> {
     let parts = recordings.iter().flat_map(|recording| {
         let in_use = recording.communicators.iter().filter(|own| !own.has_left);
         in_use.map(move |own| Part { recording, own })
     });
-    // What is written here is read there.
+    // This parses what was just formatted.
     parts.filter_map(|part| Metrics::parse(&part.to_string()).ok()).collect()
 }
 
@@ -24,7 +24,7 @@ struct Part<'a> {
 
 type Pick = fn(&PeerRecord) -> u64;
 
-/// What is counted of each other rank.
+/// The metrics for each peer rank.
 const OF_PEERS: [(&str, &str, Pick); 7] = [
     ("sent_bytes", "Bytes of elements sent to the peer.", |peer| peer.sent_bytes),
     ("received_bytes", "Bytes of elements received from the peer.", |peer| peer.received_bytes),
@@ -100,7 +100,7 @@ impl fmt::Display for Part<'_> {
     }
 }
 
-/// A label's value.
+/// Escapes a label's value.
 fn escape(text: &str) -> String {
     text.replace(is_unprintable, "\u{fffd}").replace('\\', "\\\\").replace('"', "\\\"")
 }

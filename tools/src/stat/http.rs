@@ -1,8 +1,8 @@
 //! `GET /metrics` for Prometheus servers (`ferroce stat --listen`): up to 64 clients at a time, in one thread.
 //!
 //! Each client has 5 s for its request, 5 s while it waits for the text, 5 s for its answer, and 1 s more to close.
-//! Clients that ask at the same time get the same text. One client more replaces the oldest that has not asked for
-//! anything. docs/packages.md says why the server is ferroce's own.
+//! Clients that ask at the same time get the same text. At the limit, a new client replaces the oldest one that has not
+//! sent a request. docs/packages.md says why the server is ferroce's own.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -16,27 +16,28 @@ use tracing::{debug, info};
 use crate::failure::Failure;
 use crate::tcp::Listener;
 
-/// How long a client may take for its request, and then for its answer.
+/// Time limit for a client's request, and then for its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one that has its answer may leave it lying.
+/// Time limit for a client to read the rest and close the connection.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// At one more, the oldest that says nothing goes.
+/// At this limit, a new client replaces the oldest one that has sent nothing.
 const MAX_CLIENTS: usize = 64;
-/// Bytes of a request, and lines of it, at most.
+/// The most bytes, and lines, of a request.
 const LARGEST_REQUEST: usize = 8192;
 const MAX_HEADERS: usize = 64;
-/// Pieces of it that are taken in one turn.
+/// The most reads of a client in one turn.
 const PIECES: usize = 16;
-/// Between two looks at clients that have nothing to say.
+/// Pause between two polls of idle clients.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Answers until a signal ends the process. Those who ask at the same time get the same `text`.
+/// Answers until a signal ends the process. Clients that ask at the same time get the same `text`.
 pub(super) fn serve(listener: &Listener, mut text: impl FnMut() -> String) -> Result<(), Failure> {
     info!("waiting for a client of http://{}/metrics", listener.address()?);
-    // The oldest first.
+    // Oldest first.
     let mut clients: Vec<Client> = Vec::with_capacity(MAX_CLIENTS);
     loop {
-        // Whoever has to wait for the others' text is not late for that.
+        // Taken before the text is generated: waiting for the text of other clients must not count against a client's
+        // deadline.
         let now = Instant::now();
         let new: Vec<_> = listener.newcomers().collect();
         let mut is_idle = new.is_empty();
@@ -68,18 +69,18 @@ struct Client {
 }
 
 enum State {
-    /// What has come of the request.
+    /// The bytes of the request so far.
     Asks(Vec<u8>),
     WaitsForMetrics {
         head_only: bool,
     },
-    /// Bytes that are still to be written, of the head and then of the text.
+    /// The bytes still to be written, of the head and then of the text.
     IsTold {
         head: Vec<u8>,
         body: Rc<str>,
         written: usize,
     },
-    /// It has its answer, unless the connection ends before it has read it.
+    /// The whole answer was written to the socket; the client may not have read it.
     HasIt,
     IsGone,
 }
@@ -98,11 +99,12 @@ impl Client {
         matches!(self.state, State::WaitsForMetrics { .. })
     }
 
-    /// Takes what it has to say.
+    /// Reads from the socket.
     fn listen(&mut self) {
         let mut piece = [0; 1024];
         for _ in 0..PIECES {
-            // What comes behind a request is not looked at, but a connection that is closed over it is reset.
+            // Bytes after a request are read only once the answer is written: closing a socket with unread bytes resets
+            // the connection.
             if !matches!(self.state, State::Asks(_) | State::HasIt) {
                 return;
             }
@@ -125,7 +127,7 @@ impl Client {
         }
     }
 
-    /// Has the text, if it waits for it.
+    /// Gives the client the text, if it waits for it.
     fn answer(&mut self, text: &Rc<str>) {
         if let State::WaitsForMetrics { head_only } = self.state {
             let head = head("200 OK", text.len());
@@ -135,7 +137,7 @@ impl Client {
         }
     }
 
-    /// Writes what the socket takes. Returns whether it is still there.
+    /// Writes until the socket blocks. Returns whether the connection is still open.
     fn speak(&mut self) -> bool {
         while let State::IsTold { head, body, written } = &mut self.state {
             let rest = match head.get(*written..) {
@@ -161,7 +163,7 @@ impl Client {
     }
 }
 
-/// What a client wants.
+/// The request of a client.
 enum Wanted {
     Metrics { head_only: bool },
     OtherPath,
@@ -170,7 +172,7 @@ enum Wanted {
 }
 
 impl Wanted {
-    /// From the head of a request, if it is complete.
+    /// Parses the head of a request, if it is complete.
     fn read(bytes: &[u8]) -> Option<Wanted> {
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut request = Request::new(&mut headers);
@@ -189,7 +191,7 @@ impl Wanted {
         })
     }
 
-    /// What becomes of whoever wants it.
+    /// The state that follows the request.
     fn state(self) -> State {
         let (status, body) = match self {
             Wanted::Metrics { head_only } => return State::WaitsForMetrics { head_only },

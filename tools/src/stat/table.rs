@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use ferroce::{Label, Metric, MetricKind, Metrics, Sample};
 
-/// Draws contexts again and again, from the second time on with what came in a second.
+/// Prints contexts repeatedly, with rates per second from the second time on.
 pub(super) struct Table {
-    /// Also what is 0, and what never changes.
+    /// Also show zeros and constants.
     all: bool,
     last: Option<(Instant, Vec<Metrics>)>,
 }
@@ -19,7 +19,7 @@ impl Table {
         Table { all, last: None }
     }
 
-    /// The contexts as they were at `time`, under a heading of whole lines.
+    /// The contexts as of `time`, under a heading of whole lines.
     pub(super) fn draw(&mut self, heading: &str, contexts: Vec<Metrics>, time: Instant) -> String {
         let mut text = if self.last.is_some() { "\n".to_owned() } else { String::new() };
         if !heading.is_empty() {
@@ -62,17 +62,17 @@ fn row(text: &mut String, metric: &Metric, sample: &Sample, has_rates: bool, rat
     let _ = writeln!(text, "  {name:32} {:>16}{rate}  {}", sample.value, metric.help);
 }
 
-/// How many objects there can be: settings, which a context keeps as long as it lives.
+/// Limits on the number of objects: constants of a context.
 const CONSTANT: &str = "resource_limit";
 
-/// What tells a value from the others of its context.
+/// The key of a value in its context.
 type Key<'a> = (&'a str, MetricKind, Option<&'a Label>);
 
 fn key<'a>(metric: &'a Metric, sample: &'a Sample) -> Key<'a> {
     (&metric.name, metric.kind, sample.label.as_ref())
 }
 
-/// What only grows, as it was.
+/// The previous values of counters.
 fn counts(metrics: &Metrics) -> HashMap<Key<'_>, u64> {
     let counters = metrics.iter().filter(|metric| metric.kind == MetricKind::Counter);
     counters.flat_map(|metric| metric.samples.iter().map(|s| (key(metric, s), s.value))).collect()
@@ -84,7 +84,7 @@ pub(crate) fn title(metrics: &Metrics) -> String {
     let label = |name| metrics.label(name).unwrap_or("?");
     let samples =
         |name| metrics.iter().find(|metric| metric.name == name).map_or(&[][..], |metric| &metric.samples);
-    // A port of several addresses is told by its interface.
+    // A port with several addresses is identified by its interface.
     let address = match (samples("port_gid"), samples("port_slot")) {
         ([Sample { label: Some(gid), .. }], [Sample { value: slot, .. }]) => {
             let address = gid.value.parse::<IpAddr>().map(|address| address.to_canonical().to_string());

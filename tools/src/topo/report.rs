@@ -12,16 +12,16 @@ use crate::failure::legible;
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) host: String,
-    /// Their numbers.
+    /// Socket numbers.
     pub(super) sockets: Vec<u32>,
     pub(super) nodes: Vec<Node>,
     pub(super) gpus: Vec<Gpu>,
-    /// GPUs that a library has, and that are at no PCI bus.
+    /// GPUs that a library reports and that are not on a PCI bus.
     pub(super) other_gpus: Vec<Library>,
     pub(super) nics: Vec<Port>,
-    /// Network controllers without an interface: a driver in user space has them, or none.
+    /// Network controllers without an interface: a user-space driver, or no driver, is bound to them.
     pub(super) controllers: Vec<Function>,
-    /// Between GPUs and NICs at PCI buses.
+    /// Between GPUs and NICs on PCI buses.
     pub(super) distances: Vec<Far>,
     pub(super) ranks: Vec<Rank>,
     pub(super) ring: Ring,
@@ -29,21 +29,21 @@ pub(super) struct Report {
     pub(super) rails: Vec<Rail>,
     pub(super) rails_reason: String,
     pub(super) warnings: Vec<Warning>,
-    /// Null unless it was asked for.
+    /// Null unless `--pid` or `--cpus` was given.
     pub(super) process: Option<Process>,
-    /// What in sysfs could not be, and was left out; libraries of GPUs that are not there.
+    /// Entries of sysfs that could not be read and were left out; GPU libraries that are not installed.
     pub(super) notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Node {
     pub(super) number: u32,
-    /// Null for a node without CPUs, or with those of several sockets.
+    /// Null for a node without CPUs, or with CPUs of several sockets.
     pub(super) socket: Option<u32>,
     pub(super) cpus: String,
-    /// Bytes.
+    /// In bytes.
     pub(super) memory: Option<u64>,
-    /// To the nodes in their order, of the firmware (SLIT): 10 is the node itself.
+    /// Distances to all nodes, in order, from the firmware (SLIT): 10 is the node itself.
     pub(super) distances: Vec<u32>,
     #[serde(skip)]
     pub(super) cpu_count: usize,
@@ -53,12 +53,12 @@ pub(super) struct Node {
 #[derive(Debug, Serialize)]
 pub(super) struct Function {
     pub(super) pci: String,
-    /// Null where it is not told.
+    /// Null if sysfs does not report it.
     pub(super) numa_node: Option<u32>,
     pub(super) host_bridge: String,
-    /// From the host bridge on.
+    /// From the host bridge downwards.
     pub(super) bridges: Vec<String>,
-    /// As 10de:2330.
+    /// Such as 10de:2330.
     pub(super) id: Option<String>,
     pub(super) vendor: Option<&'static str>,
     pub(super) driver: Option<String>,
@@ -76,10 +76,10 @@ pub(super) struct Link {
 
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Rate {
-    /// GT/s of a lane.
+    /// GT/s per lane.
     pub(super) gigatransfers: f64,
     pub(super) lanes: u32,
-    /// In one direction, after the encoding.
+    /// In one direction, after encoding.
     pub(super) bits_per_second: u64,
 }
 
@@ -88,16 +88,16 @@ pub(super) struct Gpu {
     pub(super) number: usize,
     #[serde(flatten)]
     pub(super) function: Function,
-    /// Null if no library has it.
+    /// Null if no library reports the GPU.
     pub(super) library: Option<Library>,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Library {
-    /// As --memory names it.
+    /// The name for `--memory`.
     pub(super) name: String,
     pub(super) description: String,
-    /// Bytes.
+    /// In bytes.
     pub(super) memory: u64,
 }
 
@@ -108,7 +108,7 @@ pub(super) struct Port {
     pub(super) interface: Option<String>,
     pub(super) rnics: Vec<String>,
     pub(super) state: &'static str,
-    /// Bits a second; null where it is not told.
+    /// In bit/s; null if unknown.
     pub(super) rate: Option<u64>,
     pub(super) mtu: Option<u32>,
     /// Null in a recorded tree.
@@ -116,7 +116,7 @@ pub(super) struct Port {
     pub(super) part_of: Option<String>,
     pub(super) is_virtual: bool,
     pub(super) is_infiniband: bool,
-    /// Null for one that is at no PCI bus.
+    /// Null for a NIC that is not on a PCI bus.
     pub(super) function: Option<Function>,
 }
 
@@ -131,7 +131,7 @@ pub(super) struct Far {
 pub(super) struct Rank {
     pub(super) name: String,
     pub(super) gpu: Option<String>,
-    /// Its number among the NICs.
+    /// Index among the NICs.
     pub(super) nic: Option<usize>,
     /// Null without a GPU or a NIC.
     pub(super) distance: Option<&'static str>,
@@ -172,7 +172,7 @@ pub(super) struct Warning {
 
 #[derive(Debug, Serialize)]
 pub(super) struct Process {
-    /// Its number, or how it was named.
+    /// Its number, or the name that was given.
     pub(super) name: String,
     pub(super) cpus: String,
     pub(super) nodes: Vec<u32>,
@@ -197,7 +197,7 @@ impl Report {
         if host.gpus().count() > MAX_RANKS {
             notes.push(format!("more than {MAX_RANKS} GPUs; the rest is left out"));
         }
-        // Nobody misses a library without a GPU.
+        // Without a GPU, a missing library is not worth a note.
         if !gpus.is_empty() {
             notes.extend(absent.iter().map(|error| legible(&error.to_string())));
         }
@@ -284,7 +284,7 @@ impl Function {
     }
 }
 
-/// Vendors of GPUs and network cards, as the PCI ID repository has them.
+/// Vendors of GPUs and network cards, with names from the PCI ID repository.
 fn vendor(number: u32) -> Option<&'static str> {
     Some(match number {
         0x1002 => "AMD",

@@ -1,5 +1,5 @@
 //! The host as a picture: a row for each NUMA node with the PCI tree of its GPUs and NICs, then the ring, the trees and
-//! what is placed badly.
+//! the placement problems.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -24,18 +24,18 @@ use crate::failure::{Failure, OrFail};
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Point = (i32, i32);
 
-/// Devices of a row at most, and ranks in a ring or tree.
+/// The most devices of a row, and ranks in a ring or tree.
 const MOST_LEAVES: usize = 48;
 const MOST_RANKS: usize = 64;
 const LEAF: (i32, i32) = (98, 44);
 const GAP: i32 = 10;
 const LEVEL: i32 = 46;
-/// Where the devices begin, right of the node's name.
+/// The x coordinate of the devices, to the right of the node's name.
 const LEFT: i32 = 190;
 const LEAST_WIDTH: i32 = 900;
 const SHAPES: i32 = 280;
 const LINE: i32 = 17;
-/// The width of a letter of the size that texts have, rather too much than too little.
+/// The width of a letter at the text size, rounded up.
 const LETTER: usize = 7;
 
 const GPU: RGBColor = RGBColor(214, 235, 205);
@@ -46,7 +46,7 @@ const NEAR: RGBColor = RGBColor(44, 140, 44);
 const THROUGH_CPU: RGBColor = RGBColor(230, 126, 0);
 const ACROSS: RGBColor = RGBColor(205, 30, 30);
 
-/// What is drawn of a node.
+/// The parts of a node that are drawn.
 struct Row {
     title: Vec<String>,
     branches: Vec<Branch>,
@@ -199,7 +199,7 @@ impl Row {
     }
 }
 
-/// Draws a branch at the top of its rows, and devices at the bottom. Returns where it is.
+/// Draws a branch: the bridges at the top of the row, the devices at the bottom. Returns its position.
 fn draw_branch(
     root: &Area<'_>,
     report: &Report,
@@ -262,7 +262,7 @@ fn draw_device(
         }
         _ => ("network".to_owned(), "no interface".to_owned(), WHITE),
     };
-    // Subjects are names, and for NICs the RNICs behind it.
+    // Subjects are names; for a NIC, followed by its RNICs in parentheses.
     let is_subject = |subject: &str| {
         subject == name || subject.strip_prefix(&name).is_some_and(|rest| rest.starts_with(" ("))
     };
@@ -278,7 +278,7 @@ fn draw_device(
     Ok(())
 }
 
-/// From a GPU to the NIC that it uses, outside of their boxes.
+/// Draws a line from a GPU to the NIC that it uses, outside their boxes.
 fn draw_use(root: &Area<'_>, gpu: Point, nic: Point, color: RGBColor) -> Result<(), Box<dyn Error>> {
     let style = ShapeStyle::from(color).stroke_width(3);
     let below = |at: Point| (at.0, at.1 + LEAF.1);
@@ -310,7 +310,7 @@ fn draw_ring(root: &Area<'_>, report: &Report, (x, y): Point) -> Result<(), Box<
     write_at(root, (x, y), "ring", 13, HPos::Center)
 }
 
-/// In the order of the ranks from left to right, which is that of a binary tree.
+/// Draws the ranks in order from left to right, which is the in-order traversal of the binary tree.
 fn draw_tree(
     root: &Area<'_>,
     tree: &Tree,
@@ -365,7 +365,7 @@ fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// Lines of so many characters at most, unless a word has more; all but the first are moved in.
+/// Wraps text into lines of at most `most` characters, unless a word is longer; all lines after the first are indented.
 fn wrap(text: &str, most: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -374,7 +374,7 @@ fn wrap(text: &str, most: usize) -> Vec<String> {
                 line.push(' ');
                 line.push_str(word);
             }
-            // XML drops plain blanks there.
+            // XML collapses plain spaces there.
             Some(_) => lines.push(format!("\u{a0}\u{a0}\u{a0}{word}")),
             None => lines.push(word.to_owned()),
         }

@@ -9,9 +9,9 @@ use super::tree::{Branch, grow};
 use crate::failure::Failure;
 use crate::output::say;
 
-/// Columns of the table of distances.
+/// The most columns of the distance table.
 const MOST_COLUMNS: usize = 40;
-/// Steps that a line is moved in by.
+/// The most indentation levels.
 const MOST_LEVELS: usize = 12;
 
 pub(super) fn print(report: &Report, host: &Topology) -> Result<(), Failure> {
@@ -56,7 +56,7 @@ pub(super) fn gigabits(rate: u64) -> String {
     format!("{} Gb/s", (rate as f64 / 1e8).round() / 10.0)
 }
 
-/// Node by node, then what belongs to none.
+/// The devices of each node, then those without a node.
 fn devices(report: &Report, host: &Topology) -> Vec<String> {
     let mut lines = Vec::new();
     for node in &report.nodes {
@@ -89,7 +89,7 @@ fn functions(report: &Report) -> impl Iterator<Item = &Function> {
     gpus.chain(report.nics.iter().filter_map(|nic| nic.function.as_ref())).chain(&report.controllers)
 }
 
-/// The devices of a node, by their addresses.
+/// The addresses of a node's devices.
 pub(super) fn places(report: &Report, node: Option<u32>) -> Vec<PciAddress> {
     let mut all: Vec<PciAddress> = functions(report)
         .filter(|function| function.numa_node == node)
@@ -169,7 +169,7 @@ fn gpu_line(gpu: &Gpu) -> String {
     }
 }
 
-/// A NIC as it is called everywhere here.
+/// The label of a NIC in all tables.
 fn label(nic: &Port) -> String {
     match (&nic.interface, &nic.rnics[..]) {
         (Some(interface), [_, ..]) => format!("{interface} ({})", nic.rnics.join(", ")),
@@ -277,13 +277,13 @@ fn ranks(report: &Report) -> Vec<String> {
     lines
 }
 
-/// `0 > 4; 4 > 2, 6; …`, from the root on.
+/// `0 > 4; 4 > 2, 6; …`, from the root downwards.
 fn children(tree: &Tree) -> String {
     let of = |parent: usize| -> Vec<usize> {
         (0..tree.parents.len()).filter(|rank| tree.parents[*rank] == Some(parent)).collect()
     };
     let (mut parts, mut turn) = (Vec::new(), vec![0]);
-    // Each rank has one parent, so each is in a turn once.
+    // Each rank has one parent, so each rank is visited once.
     while !turn.is_empty() {
         let mut next = Vec::new();
         for parent in turn {

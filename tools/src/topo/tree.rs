@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 
 use ferroce::driver::topology::{PciAddress, Topology};
 
-/// A host bridge or a bridge with what is behind it, or a device.
+/// A host bridge or a bridge with its children, or a device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Branch {
-    /// Those of bridges that follow each other, from above; a device's own.
+    /// The names of a chain of bridges, from the top, or the device's own name.
     pub(super) names: Vec<String>,
-    /// The device that it is.
+    /// The device, if the branch is one.
     pub(super) device: Option<PciAddress>,
     pub(super) below: Vec<Branch>,
 }
 
-/// Of these devices, with a host bridge at the top of each.
+/// The trees of these devices, each with a host bridge at its root.
 pub(super) fn grow(host: &Topology, devices: &[PciAddress]) -> Vec<Branch> {
     let mut tops: BTreeMap<&str, Branch> = BTreeMap::new();
     for device in devices.iter().filter_map(|at| host.device(*at)) {
@@ -43,7 +43,8 @@ impl Branch {
         &mut self.below[at]
     }
 
-    /// Whatever has one bridge below it, and no device, is one with that. Chains are as long as a path in the file system at most.
+    /// Merges a bridge with its only child if that is a bridge. The length of a chain is limited by the length of a
+    /// path in the file system.
     fn joined(mut self) -> Branch {
         while let [only] = &mut self.below[..]
             && only.device.is_none()

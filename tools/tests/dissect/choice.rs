@@ -1,4 +1,4 @@
-//! What `--bad-only`, `--qp` and `--summary` show.
+//! The output with `--bad-only`, `--qp` and `--summary`.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -40,7 +40,7 @@ fn only_bad_packets_are_shown() {
     assert_eq!(json[2]["summary"]["frames"], 5);
     assert_eq!(text(&["--summary", "--json"]).lines().count(), 1);
 
-    // What the recorder has cut is not bad, and neither is a manufacturer's opcode.
+    // A truncated packet is not bad, and neither is a manufacturer opcode.
     let cut = TempFile::cut(ETHERNET, &good, 60);
     let output = ferroce(&["--bad-only"], &cut.0);
     assert!(output.stdout.starts_with(b"\n"), "nothing but the summary");
@@ -48,7 +48,7 @@ fn only_bad_packets_are_shown() {
 
 #[test]
 fn queue_pairs_are_chosen_with_their_peers() {
-    // A connection that the connection manager set up, and one of which the capture has no set-up.
+    // A connection that the connection manager set up, and one whose setup was not captured.
     let (rping, send) = (frames("rping_ipv6.pcap"), frames("rc_send.pcap"));
     let file = TempFile::pcap(ETHERNET, &[rping.clone(), send.clone()].concat());
     let chosen = |qps: &str| {
@@ -67,14 +67,14 @@ fn queue_pairs_are_chosen_with_their_peers() {
     };
     let (asking, asked) = (of("REQ"), of("REP"));
     assert_ne!(asking, asked);
-    // All of it, both ways, with its messages.
+    // The whole connection, in both directions, with its messages.
     let (lines, _) = chosen(&format!("{asking:#x}"));
     let numbers: Vec<u64> = lines.iter().map(|line| line["frame"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (1..=rping.len() as u64).collect::<Vec<_>>());
-    // Of the other end the REQ says nothing.
+    // The REQ does not contain the other end's queue pair.
     assert_eq!(chosen(&asked.to_string()).0.len(), rping.len() - 1);
 
-    // Without the connection manager only what goes there, unless both ends are named.
+    // Without the connection manager, only packets to the queue pair, unless both ends are named.
     let to = |frame: &Vec<u8>| u32::from_be_bytes([0, frame[47], frame[48], frame[49]]);
     let there = to(&send[0]);
     let back = send.iter().map(to).find(|qp| *qp != there).unwrap();
@@ -94,7 +94,7 @@ fn queue_pairs_are_chosen_with_their_peers() {
     let file = TempFile::pcap(ETHERNET, &[broken, answer]);
     assert_eq!(ferroce(&["--qp", &back.to_string()], &file.0).status.code(), Some(0));
     assert_eq!(ferroce(&["--qp", &there.to_string()], &file.0).status.code(), Some(1));
-    // Nor does it do to ask for what is not there.
+    // A queue pair without packets is an error.
     let output = ferroce(&["--qp", "0xabcdef"], &file.0);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{stderr}");
@@ -142,7 +142,7 @@ fn a_report_never_overwrites_its_capture() {
         assert!(output.status.code() == Some(2) && said.contains("overwrite the capture"), "{said}");
         assert!(fs::read(&file.0).unwrap() == before, "{command}");
     }
-    // 1 would be a wrong ICRC.
+    // Status 1 is for a wrong ICRC.
     let output = ferroce(&["--json=/proc/none.json"], &file.0);
     assert_eq!(output.status.code(), Some(2));
 }

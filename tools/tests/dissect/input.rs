@@ -1,4 +1,4 @@
-//! Captures that come through a pipe, are compressed, or are still being written.
+//! Captures that come from a pipe, are compressed, or are still being written.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
@@ -23,7 +23,7 @@ fn from_pipe(arguments: &[&str], bytes: &[u8]) -> Output {
     let mut stdin = child.stdin.take().unwrap();
     let bytes = bytes.to_vec();
     let writer = std::thread::spawn(move || {
-        let _ = stdin.write_all(&bytes); // the reader may have had enough
+        let _ = stdin.write_all(&bytes); // the reader may have closed its end
     });
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
@@ -43,7 +43,7 @@ fn a_pipe_and_gzip_are_read_as_a_file_is() {
         let bytes = std::fs::read(&path).unwrap();
         let expected = ferroce(&["--json"], &path);
         assert!(!expected.stdout.is_empty());
-        // The name says nothing, and gzip files may be put one after the other.
+        // The file name does not matter, and gzip files may be concatenated.
         let compressed = TempFile::new(&gzip(&bytes));
         let two_parts = [gzip(&bytes[..100]), gzip(&bytes[100..])].concat();
         for output in [
@@ -59,12 +59,12 @@ fn a_pipe_and_gzip_are_read_as_a_file_is() {
 
 #[test]
 fn gzip_that_is_damaged_is_named_and_what_came_before_is_shown() {
-    // Far more than the decoder looks ahead.
+    // Far more than the decoder's read-ahead.
     let many: Vec<Vec<u8>> = frames("mtu4096_write.pcap").into_iter().cycle().take(2000).collect();
     let file = TempFile::pcap(ETHERNET, &many);
     let whole = gzip(&std::fs::read(&file.0).unwrap());
     let middle = whole.len() / 2;
-    // The checksum, which is the last but one word.
+    // The checksum, which is the second last word.
     let mut wrong = whole.clone();
     wrong[whole.len() - 8] ^= 1;
     for (bytes, reason, most) in [
@@ -85,7 +85,7 @@ fn gzip_that_is_damaged_is_named_and_what_came_before_is_shown() {
     assert!(stderr.contains("1 bytes are not a capture"), "{stderr}");
 }
 
-/// Half a gigabyte of blocks that nobody knows, in half a megabyte, and no more memory than the longest block needs.
+/// Half a gigabyte of unknown blocks, in half a megabyte, with no more memory than the longest block needs.
 #[test]
 fn a_gzip_bomb_takes_no_memory() {
     const BLOCK: usize = 16 << 20;
@@ -112,7 +112,7 @@ fn a_gzip_bomb_takes_no_memory() {
     assert!(text.contains("0 frames, 0 RoCE packets"), "{text}");
 }
 
-/// A recorder at the other end of the pipe, which goes on recording.
+/// A recorder at the other end of the pipe that continues to record.
 struct Live {
     child: Child,
     stdin: ChildStdin,
@@ -137,12 +137,12 @@ impl Live {
         Live { child, stdin, lines }
     }
 
-    /// The next line, which comes although the pipe stays open.
+    /// The next line, which is printed although the pipe stays open.
     fn line(&self) -> String {
         self.lines.recv_timeout(Duration::from_secs(30)).unwrap()
     }
 
-    /// As Ctrl-C does.
+    /// Sends SIGINT, as Ctrl-C does.
     fn interrupt(&self) {
         signal(self.child.id(), Signal::INT);
     }
@@ -161,13 +161,13 @@ fn a_live_capture_is_shown_as_it_comes_and_ctrl_c_prints_the_summary() {
     let bytes = std::fs::read(fixture("rc_send.pcap")).unwrap();
     let first_two = 24 + 2 * 16 + frames("rc_send.pcap")[..2].iter().map(Vec::len).sum::<usize>();
     for ends_too in [true, false] {
-        // A piece of the third is there, too.
+        // A part of the third one is there, too.
         let mut live = Live::start(&bytes[..first_two + 20]);
         assert!(live.line().ends_with("ICRC ok"));
         assert!(live.line().ends_with("ICRC ok"));
         live.interrupt();
         if ends_too {
-            // Ctrl-C has ended the recorder too, and it writes what it still has.
+            // Ctrl-C has also ended the recorder, which writes its remaining packets.
             live.stdin.write_all(&bytes[first_two + 20..]).unwrap();
         }
         let (rest, status) = live.end(!ends_too);
@@ -179,7 +179,7 @@ fn a_live_capture_is_shown_as_it_comes_and_ctrl_c_prints_the_summary() {
 
 #[test]
 fn a_reader_that_has_enough_ends_it_quietly() {
-    // Far more than a pipe holds.
+    // Far more than the capacity of a pipe.
     let many: Vec<Vec<u8>> = frames("rc_send.pcap").into_iter().cycle().take(20_000).collect();
     let file = TempFile::pcap(ETHERNET, &many);
     let mut child = Command::new(env!("CARGO_BIN_EXE_ferroce"))

@@ -1,4 +1,4 @@
-//! Frames that were captured before they were cut apart (UDP segmentation offload).
+//! Frames that were captured before segmentation (UDP segmentation offload).
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{ETHERNET, TempFile, ferroce, json, path};
 
-/// Packets as a kernel sends them that cut them out of one datagram: identifications 0, 1, 2, …
+/// Packets as a kernel sends them after segmenting one datagram: identifications 0, 1, 2, …
 fn packets(addresses: [&str; 2], lengths: &[usize]) -> Vec<Vec<u8>> {
     let packet = |(index, length): (usize, &usize)| {
         let path = path(addresses, index as u16);
@@ -20,7 +20,7 @@ fn packets(addresses: [&str; 2], lengths: &[usize]) -> Vec<Vec<u8>> {
     lengths.iter().enumerate().map(packet).collect()
 }
 
-/// One frame that holds these packets.
+/// One frame that contains these packets.
 fn joined(packets: &[Vec<u8>]) -> Vec<u8> {
     let is_ipv4 = packets[0][12..14] == [8, 0];
     let bth = 14 + if is_ipv4 { 20 } else { 40 } + 8;
@@ -40,7 +40,7 @@ fn joined(packets: &[Vec<u8>]) -> Vec<u8> {
     frame
 }
 
-/// What is told of each, but for what the frame was.
+/// The fields of each packet except those of its frame.
 fn told(mut packets: Vec<Value>) -> Vec<Value> {
     for packet in &mut packets {
         let packet = packet.as_object_mut().unwrap();
@@ -59,7 +59,7 @@ fn a_frame_with_several_packets_is_cut_apart() {
         for lengths in lengths {
             let packets = packets(addresses, lengths);
             let apart = TempFile::pcap(ETHERNET, &packets);
-            // A packet by itself comes before and after it.
+            // A single packet comes before and after it.
             let together =
                 TempFile::pcap(ETHERNET, &[packets[0].clone(), joined(&packets), packets[0].clone()]);
             let (expected, summary, status) = json(&apart.0);
@@ -86,16 +86,16 @@ fn one_damaged_packet_in_a_frame_is_the_only_bad_one() {
     let (found, summary, status) = json(&file.0);
     assert_eq!((status, &summary["icrc_bad"], &summary["icrc_ok"]), (1, &1.into(), &3.into()));
     assert_eq!(found[2]["icrc"], "bad");
-    // Without the end there is nothing to tell it by.
+    // A truncated frame can't be recognized.
     let cut = TempFile::cut(ETHERNET, &[joined(&packets)], 3000);
     let (found, summary, _) = json(&cut.0);
     assert_eq!((found.len(), &summary["icrc_truncated"]), (1, &1.into()));
 }
 
-/// Of frames that the recorder cut nobody knows where the second packet begins: they are no malformed packets, and there is
-/// no gap behind them. One behind a frame that is whole is seen as ever.
+/// In truncated frames the start of the second packet is unknown: they are not malformed packets, and no gap follows
+/// them. A gap after a complete frame is reported as usual.
 #[test]
-fn frames_that_the_recorder_cut_are_said_and_no_gaps() {
+fn truncated_frames_are_reported_without_gaps() {
     let all = packets(["10.0.0.1", "10.0.0.2"], &[1024; 12]);
     let frames = [joined(&all[..4]), joined(&all[4..8]), all[8].clone(), all[11].clone()];
     let file = TempFile::cut(ETHERNET, &frames, 96);
@@ -109,9 +109,9 @@ fn frames_that_the_recorder_cut_are_said_and_no_gaps() {
     assert_eq!((&requests["gaps"], &requests["missing"]), (&1.into(), &2.into()), "{summary}");
 }
 
-/// What looks like a packet at every place takes no time worth mentioning, and stays one packet.
+/// A frame that looks like a packet at every position takes little time, and remains one packet.
 #[test]
-fn what_only_looks_like_packets_is_one_damaged_packet() {
+fn apparent_packets_are_one_damaged_packet() {
     let mut frame = joined(&packets(["10.0.0.1", "10.0.0.2"], &[1024; 60]));
     for at in 54..frame.len() {
         frame[at] = [0x04, 0x00, 0xff, 0xff][(at - 42) % 4];
@@ -122,7 +122,7 @@ fn what_only_looks_like_packets_is_one_damaged_packet() {
     assert_eq!((found.len(), status, &summary["icrc_bad"]), (20, 1, &20.into()));
 }
 
-/// A WRITE whose packets but the first are in one frame, and its acknowledge: `replay` finds each in its place.
+/// A WRITE whose packets except the first are in one frame, and its acknowledge: `replay` finds all packets.
 #[test]
 fn a_replay_judges_the_packets_of_a_frame() {
     let packets = packets(["10.0.0.1", "10.0.0.2"], &[1024, 1024, 1024, 20]);
@@ -148,13 +148,12 @@ fn a_replay_judges_the_packets_of_a_frame() {
     };
     let (status, report) = replay(joined(&packets));
     assert_eq!((status, &report["packets"], &report["judged"]), (Some(0), &6.into(), &6.into()), "{report}");
-    // The acknowledge is for a packet that is not there.
+    // The acknowledged packet is missing.
     let (status, report) = replay(joined(&packets[..3]));
     assert_eq!((status, &report["packets"], &report["judged"]), (Some(0), &5.into(), &4.into()), "{report}");
 }
 
-/// The longest datagram of IPv6, in which another packet seems to follow where the first one would be longer than IPv4
-/// counts.
+/// The longest IPv6 datagram, in which another packet seems to follow at a position beyond IPv4's greatest length.
 #[test]
 fn the_longest_datagram_is_one_damaged_packet() {
     let mut frame = packets(["fd00::1", "fd00::2"], &[1024])[0].clone();

@@ -1,5 +1,5 @@
-//! `ferroce dissect` on real captures, on copies of them that were tampered with, and on what is no
-//! capture. What goes in is made by hand here, ICRCs by a CRC of our own.
+//! `ferroce dissect` on real captures, on modified copies, and on files that are not captures. The input is generated
+//! here; ICRCs are computed by a separate CRC implementation.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod choice;
@@ -37,7 +37,7 @@ fn fixtures() -> Vec<PathBuf> {
     paths
 }
 
-/// The frames of a fixture, Ethernet header first.
+/// The frames of a fixture, starting with the Ethernet header.
 fn frames(name: &str) -> Vec<Vec<u8>> {
     let file = std::fs::read(fixture(name)).unwrap();
     let (mut rest, mut frames) = (&file[24..], Vec::new());
@@ -49,7 +49,7 @@ fn frames(name: &str) -> Vec<Vec<u8>> {
     frames
 }
 
-/// The way of packets that are made with `wire`.
+/// The addresses of packets that are built with `wire`.
 fn path(addresses: [&str; 2], identification: u16) -> PathAddress {
     let [source, destination] = addresses.map(|address| Gid::from(address.parse::<IpAddr>().unwrap()));
     PathAddress {
@@ -66,7 +66,7 @@ fn path(addresses: [&str; 2], identification: u16) -> PathAddress {
     }
 }
 
-/// A file that is gone when the test is over.
+/// A file that is removed when the test ends.
 struct TempFile(PathBuf);
 
 impl TempFile {
@@ -124,7 +124,7 @@ fn icrc_at(frame: &[u8]) -> usize {
     14 + usize::from(u16::from_be_bytes([frame[16], frame[17]])) - 4
 }
 
-/// The frame of that length of payload and pad in rc_send.
+/// The frame in rc_send with this length of payload and pad.
 fn frame_with_pad() -> Vec<u8> {
     let frame = frames("rc_send.pcap").into_iter().find(|frame| frame[43] >> 4 & 3 == 3).unwrap();
     assert_eq!(frame[42], 4, "a SEND Only of 1 byte");
@@ -217,7 +217,7 @@ fn naks_gaps_and_duplicates_are_counted() {
     assert!(naks > 0);
     assert_eq!(counted, naks);
 
-    // One direction of requests: PSN 0x100 up, without loss.
+    // One direction of requests: consecutive PSNs from 0x100, without loss.
     let flow = |frames: &[Vec<u8>]| {
         let file = TempFile::pcap(ETHERNET, frames);
         let (_, summary, _) = json(&file.0);
@@ -238,7 +238,7 @@ fn naks_gaps_and_duplicates_are_counted() {
     twice.insert(3, all[2].clone());
     assert_eq!(flow(&twice), [0, 0, 0, 1]);
 
-    // READs take up as many PSNs as they have responses.
+    // A READ has as many PSNs as responses.
     let (_, summary, _) = json(&fixture("rc_read.pcap"));
     for flow in summary["flows"].as_array().unwrap() {
         for stream in ["requests", "read_responses"] {
@@ -255,8 +255,8 @@ fn naks_gaps_and_duplicates_are_counted() {
 
 #[test]
 fn rewritten_addresses_are_seen() {
-    // Guest 1 behind a NAT: the other end of the wire sees another address, both ways. Nothing in
-    // the capture tells the right one, and yet each packet is off in the same way.
+    // Guest 1 is behind a NAT: the other end sees another address, in both directions. The capture does not show the
+    // original one, but the ICRC of every packet differs in the same way.
     let nat = |frame: &mut Vec<u8>| {
         let at = if frame[26..30] == [10, 77, 0, 11] { 26 } else { 30 };
         assert_eq!(frame[at..at + 4], [10, 77, 0, 11]);
@@ -274,14 +274,14 @@ fn rewritten_addresses_are_seen() {
     let last = packets.last().unwrap()["cause_text"].as_str().unwrap();
     assert!(last.contains("10.77.0.11"), "{last}");
 
-    // With packets from before the NAT in the capture, the first one is certain.
+    // With packets from before the NAT in the capture, the original address is certain.
     let both: Vec<Vec<u8>> = original.into_iter().take(2).chain(frames_of_send).collect();
     let file = TempFile::pcap(ETHERNET, &both);
     let (packets, summary, _) = json(&file.0);
     assert_eq!(summary["icrc_ok"], 2);
     assert_eq!(packets[2]["cause_text"], "address rewritten, was 10.77.0.11 to 10.77.0.12");
 
-    // The connection manager names the addresses in its REQ, which the NAT leaves as they are.
+    // The connection manager's REQ contains the addresses, which the NAT does not change.
     let mut rping = frames("rping_ipv6.pcap");
     let ours = rping[0][22..38].to_vec();
     for frame in &mut rping {
@@ -295,7 +295,7 @@ fn rewritten_addresses_are_seen() {
     assert_eq!(summary["causes"], serde_json::json!({ "address_rewritten": rping.len() }));
     assert_eq!(packets[0]["cause_text"], "address rewritten, was fd77::11 to fd77::12");
 
-    // The same with another port too.
+    // The same with another port, too.
     for frame in &mut rping {
         frame[54] ^= 0x12;
         frame[55] ^= 0x34;
@@ -316,7 +316,7 @@ fn other_causes_are_told_apart() {
         frame
     };
     let found = u32::from_le_bytes(good[at..at + 4].try_into().unwrap());
-    /// Sets what the ICRC leaves out to ones.
+    /// Sets the fields that the ICRC does not cover to ones.
     fn masked(frame: &[u8], leave: &[usize]) -> Vec<u8> {
         let mut bytes = [&[0xff; 8], &frame[14..]].concat();
         for at in [1, 8, 10, 11, 26, 27, 32] {
@@ -387,27 +387,27 @@ fn what_the_capture_cut_off_is_truncated() {
             );
             assert!(packet["opcode"].is_string() && packet["error"].is_null(), "{packet}");
             assert_eq!(packet["psn"], u32::from_be_bytes([0, frame[51], frame[52], frame[53]]));
-            // A RETH is shown if it is there.
+            // A RETH is shown if it was captured.
             let has_reth = [6, 10, 11].contains(&frame[42]);
             assert_eq!(packet["va"].is_u64(), has_reth && snap >= 54 + 16, "{packet}");
         }
         assert!(cut > 0);
         assert_eq!((&summary["icrc_truncated"], &summary["icrc_bad"]), (&cut.into(), &0.into()));
     }
-    // Cut in the BTH: the opcode is not made up.
+    // Truncated in the BTH: no opcode is invented.
     let file = TempFile::cut(ETHERNET, &original, 50);
     let (packets, summary, _) = json(&file.0);
     assert!(packets.iter().all(|packet| packet["opcode"].is_null() && packet["icrc"] == "truncated"));
     assert_eq!(summary["icrc_truncated"], original.len());
-    // Cut in front of the port: nobody can tell.
+    // Truncated before the port: the protocol is unknown.
     let file = TempFile::cut(ETHERNET, &original, 34);
     let (packets, summary, status) = json(&file.0);
     assert_eq!((packets.len(), &summary["frames"], status), (0, &original.len().into(), 0));
 }
 
-/// Some recorders cut packets and give the length that they kept as the packet's: the headers know better.
+/// Some recorders truncate packets and report the truncated length as the packet's; the headers have the real one.
 #[test]
-fn what_was_cut_without_a_word_stays_in_its_flow() {
+fn silently_truncated_packets_stay_in_their_flow() {
     let original = frames("rc_write.pcap");
     let whole = TempFile::pcap(ETHERNET, &original);
     let (_, expected, _) = json(&whole.0);
@@ -423,7 +423,7 @@ fn what_was_cut_without_a_word_stays_in_its_flow() {
         "packets, payload and gaps are those of the whole capture"
     );
 
-    // What nobody cut and what has options is not damaged either, and not malformed.
+    // A packet that was not truncated and has IPv4 options is neither damaged nor malformed.
     let mut options = original[0].clone();
     options[14] = 0x46;
     let length = u16::from_be_bytes([options[16], options[17]]) + 4;
@@ -471,7 +471,7 @@ fn other_link_layers() {
 #[test]
 fn roce_v1_and_other_traffic() {
     let (mut frame, good) = (Vec::new(), frames("rc_send_ipv6.pcap").swap_remove(0));
-    // The IPv6 header is a GRH once its next header says so and UDP is taken out.
+    // The IPv6 header becomes a GRH when its next header is changed and UDP is removed.
     frame.extend(&good[..12]);
     frame.extend([0x89, 0x15]);
     frame.extend(&good[14..54]);
@@ -506,7 +506,7 @@ fn malformed_packets_are_listed_with_their_reason() {
         edits.iter().for_each(|&(at, value)| frame[at] = value);
         frame
     };
-    // An opcode that does not exist, with a right ICRC.
+    // A reserved opcode with a valid ICRC.
     let mut unknown = edit(&[(42, 0x15)]);
     let mut covered = [&[0xff; 8], &unknown[14..at]].concat();
     [1, 8, 10, 11, 26, 27, 32].iter().for_each(|at| covered[8 + at] = 0xff);
@@ -545,7 +545,7 @@ fn what_can_not_be_read_is_named() {
     assert_eq!(fails(&TempFile::new(b"").0, ""), "");
     assert_eq!(fails(Path::new("/nonexistent/file.pcap"), "No such file"), "");
     fails(&TempFile::pcap(147, &frames("rc_send.pcap")).0, "link type 147");
-    // Damaged at the end: what came before is shown.
+    // Damaged at the end: the packets before are shown.
     let mut file = std::fs::read(fixture("rc_send.pcap")).unwrap();
     file.truncate(file.len() - 10);
     let shown = fails(&TempFile::new(&file).0, "truncated");
@@ -566,7 +566,7 @@ fn tshark_says_the_same() {
     assert_eq!(compared, 765);
 }
 
-/// That of a ConnectX-4 Lx (TV3 of docs/protocol.md §3), and those of ferroce between data.
+/// The CNP of a ConnectX-4 Lx (TV3 of docs/protocol.md §3), and CNPs of ferroce among data packets.
 #[test]
 fn cnps_are_named() {
     let captures = [

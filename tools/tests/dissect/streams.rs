@@ -1,5 +1,5 @@
-//! What the PSNs of a capture tell: datagrams, which a queue pair numbers for all its peers, captures that begin late, and
-//! frames of which nobody knows what all is in them.
+//! Evidence from PSNs: datagrams, whose PSNs count the packets to all peers of a queue pair, captures that begin late,
+//! and frames with unknown contents.
 
 use ferroce::wire::{Deth, Opcode, OwnedPacket, Reth};
 use ferroce::{Psn, Qpn, RKey};
@@ -41,9 +41,9 @@ fn datagrams_that_are_missing_late_or_twice_are_counted() {
     assert!(said.ends_with("psn 0x000005 to 0x000007, 0 gaps (0 missing, 0 late), 0 duplicates\n"), "{said}");
 }
 
-/// One count is for all whom a queue pair sends to, and a sender need not count at all.
+/// The PSNs of a queue pair count datagrams to all peers, and a sender need not count at all.
 #[test]
-fn psns_of_datagrams_that_tell_nothing_are_not_told() {
+fn meaningless_datagram_psns_are_not_reported() {
     let (said, flows) = told(&[datagram(0x12, 1, 1), datagram(0x13, 2, 2), datagram(0x12, 3, 3)]);
     let shared =
         "tell nothing of gaps and duplicates: its queue pair numbers datagrams to others with these\n";
@@ -81,9 +81,9 @@ fn requests_in_a_frame_that_was_cut_are_not_malformed() {
     assert_eq!((&flow["payload_bytes"], &flow["requests"]["missing"]), (&0.into(), &0.into()), "{summary}");
 }
 
-/// A frame that was cut may hold several where others of its flow do; an acknowledge between them says nothing of that.
+/// A truncated frame may contain several packets if others of its flow do; an acknowledge between them is no evidence.
 #[test]
-fn no_gap_is_seen_behind_what_may_be_several_packets() {
+fn no_gap_is_reported_after_a_truncated_frame() {
     let of =
         |opcode, psn, length: usize| packet(opcode, 0x12, psn, |packet| packet.set_payload(vec![1; length]));
     let middle = Opcode::RC_WRITE_MIDDLE;
@@ -94,7 +94,7 @@ fn no_gap_is_seen_behind_what_may_be_several_packets() {
         of(middle, 3, 5184),
         of(last, 8, 3108),
         of(middle, 11, 1024),
-        // These two are what they seem, and 13 is missing.
+        // These two are single packets, and 13 is missing.
         of(middle, 12, 8),
         of(middle, 14, 8),
     ];
@@ -104,9 +104,9 @@ fn no_gap_is_seen_behind_what_may_be_several_packets() {
     assert_eq!((&requests["gaps"], &requests["missing"]), (&1.into(), &1.into()), "{summary}");
 }
 
-/// Whatever somebody sends to RoCE's port looks like packets to as many queue pairs.
+/// Other data sent to RoCE's port looks like packets to many queue pairs.
 #[test]
-fn what_is_no_roce_makes_no_flows() {
+fn other_data_makes_no_flows() {
     let noise = (1..=18u8).map(|number| {
         let mut frame = datagram(0x12, 1, 1);
         frame[42..]

@@ -1,4 +1,4 @@
-//! Beside a program that has UDP port 4791: it goes on undisturbed, and is examined.
+//! The check next to a program that has UDP port 4791: the program is undisturbed, and is examined.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::way::{Found, PEER, Way, run};
 /// The near end's address.
 const OWN: &str = "10.1.1.2";
 
-/// The only context of a process, as it shows itself.
+/// The only context of a process, as exported.
 fn context(process: &Ferroce) -> Option<Value> {
     let shown = Ferroce::start(None, &format!("stat {} --json", process.pid())).end();
     (shown.code == Some(0)).then(|| shown.json()[0].clone())
@@ -25,7 +25,7 @@ fn counter(context: &Value, name: &str) -> u64 {
     context["counters"][name].as_u64().unwrap_or_else(|| panic!("no '{name}' in {context:#}"))
 }
 
-/// Waits until the process has got so many packets.
+/// Waits until the process has received more than this many packets.
 fn wait_for_packets(process: &Ferroce, most: u64) -> Value {
     let enough = || context(process).filter(|context| counter(context, "rcvd_pkts") > most);
     until(LIMIT, enough, || format!("{:#?}", context(process)))
@@ -37,9 +37,9 @@ fn is_passive(found: &Found, why: &str) {
     assert!(said.contains(why), "no '{why}' in {said}");
 }
 
-/// Whatever the driver of the application and of those that come later.
+/// With any driver of the application and of later programs.
 #[test]
-fn an_application_lives_through_everything_else() {
+fn an_application_is_undisturbed_by_other_programs() {
     let _alone = alone();
     let Some(way) = Way::new() else { return };
     for driver in ["udp:veth0", "af_xdp:veth0"] {
@@ -60,10 +60,11 @@ fn an_application_lives_through_everything_else() {
             assert!(found.with("not_checked").contains(&"each way by itself"), "{:#?}", found.report);
             let other = Ferroce::start(Some(&way.a), &format!("perf write bw -d {device} {}", PEER[0])).end();
             assert_eq!(other.code, Some(1), "{other:#?}");
-            // An address is shared with UDP sockets, which an interface's name comes to; then it is the server that has no time.
+            // UDP sockets share an address, and an interface's name selects UDP. In that case the server rejects the
+            // second client.
             let (is_shared, says) = (device != "af_xdp:veth0", device != "udp:veth0");
             assert_eq!(other.stderr.contains(&holder), says, "{other:#?}");
-            // It only looks.
+            // It does not open the device.
             let shown = Ferroce::start(Some(&way.a), &format!("devinfo -d {device}")).end();
             assert_eq!(shown.code, Some(0), "{shown:#?}");
             let is_shown = shown.stdout.contains(&holder);
@@ -85,7 +86,7 @@ fn an_application_lives_through_everything_else() {
     }
 }
 
-/// A host that nobody has is no better for it that an application works with another one.
+/// A missing host is found although an application works with another one.
 #[test]
 fn a_peer_that_is_not_there() {
     let _alone = alone();
@@ -99,7 +100,7 @@ fn a_peer_that_is_not_there() {
     way.check("10.1.2.77").fails(&["far end"], &["no answer from 10.1.2.77", "ip route get"]);
 }
 
-/// It sends, and again, and hears nothing.
+/// It retransmits and receives nothing.
 #[test]
 fn an_application_that_is_cut_off() {
     let _alone = alone();
@@ -108,14 +109,14 @@ fn an_application_that_is_cut_off() {
     let app = Ferroce::start(Some(&way.a), &format!("perf write bw -D 600 -u 18 -d udp:veth0 {}", PEER[0]));
     wait_for_packets(&app, 100);
     way.rule("forward oifname to-b udp dport 4791 drop");
-    // The first time-out is 1 s, so a check may begin before it.
+    // The first timeout is after 1 s, so a check may begin before it.
     let failing = || Some(way.check(PEER[0])).filter(|found| found.with("failed").contains(&"UDP 4791"));
     let found = until(LIMIT, failing, || "a check that fails".to_owned());
     let text = found.text("UDP 4791");
     assert!(text.contains("and 0 of them in the last second") && text.contains("a firewall"), "{text}");
 }
 
-/// The kernel tells it to whoever sends.
+/// The kernel reports it to the sender.
 #[test]
 fn a_packet_filter_of_this_host() {
     let _alone = alone();
@@ -146,7 +147,7 @@ fn a_sick_application_is_examined() {
     let found = check();
     found.is_well();
     assert!(found.with("note").contains(&"ICRC"), "what has passed is noted: {:#?}", found.report);
-    // Alone, without anybody at the other end.
+    // Alone, without another end.
     let itself = Found::new(Ferroce::start(Some(&way.a), "doctor --json -d veth0").end());
     is_passive(&itself, "in use by 'ferroce'");
     itself.is_well();
@@ -163,11 +164,11 @@ fn a_sick_application_is_examined() {
     let found = way.check(&format!("-d udp:10.1.1.3 {}", PEER[0]));
     assert_eq!(found.report["mode"], "active", "{:#?}", found.report);
     app.interrupt();
-    // A server that has no client.
+    // A server without a client.
     assert_eq!(app.end().code, Some(0));
 }
 
-/// Both ends share their addresses with applications that came before them.
+/// Both ends share their addresses with applications that were started before.
 #[test]
 fn an_address_is_shared_with_applications() {
     let _alone = alone();
@@ -195,7 +196,7 @@ fn wait_for_icrc(process: &Ferroce) {
     until(LIMIT, counted, || format!("{:#?}", context(process)));
 }
 
-/// A program that knows nothing of ferroce, on all addresses.
+/// A program other than ferroce, on all addresses.
 #[test]
 fn a_port_that_somebody_else_has() {
     let _alone = alone();
@@ -211,7 +212,7 @@ fn a_port_that_somebody_else_has() {
     for device in ["veth0", "udp:veth0"] {
         let found = way.check(&format!("-d {device} {}", PEER[0]));
         is_passive(&found, &own);
-        // Nothing of ferroce was examined.
+        // No context of ferroce was examined.
         found.fails(&["context"], &[&own, "exports no counters", "if it is another program"]);
         let active = format!("doctor -d {device} --active {}", PEER[0]);
         let refused = Ferroce::start(Some(&way.a), &active).end();

@@ -1,4 +1,4 @@
-//! `ferroce doctor` on ways that are as they should be, and on ways that are not.
+//! `ferroce doctor` on healthy paths, and on faulty ones.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
 #[path = "../ends/mod.rs"]
@@ -17,7 +17,7 @@ use ferroce_driver_test_support::signal::Signal;
 use serde_json::{Value, json};
 use way::{Found, PEER, Way, run};
 
-/// Every check of both ends.
+/// All checks of both ends.
 fn all() -> Vec<&'static str> {
     let here = ["GID", "interface", "route", "next hop"];
     let there = ["UDP 4791 there", "ICRC there", "path MTU there", "DSCP there", "ECN there"];
@@ -25,14 +25,14 @@ fn all() -> Vec<&'static str> {
     [&here[..], &UNTOLD, &["far end", "partition"], &there, &back].concat()
 }
 
-/// What neither veth nor a switch tells.
+/// Unknown for veth and for the switch.
 const UNTOLD: [&str; 4] = ["pause frames", "PFC", "traffic classes", "switch"];
 
 #[test]
 fn both_ends_in_one_process() {
     let found = Found::new(Ferroce::start(None, "doctor -d loopback --json").end());
     found.is_well();
-    // One line where there is no port.
+    // A single line if there is no port.
     assert_eq!(found.with("not_checked"), ["interface", "route", "port"]);
     assert_eq!(found.checks().len(), all().len() - UNTOLD.len() + 1);
     let table = Ferroce::start(None, "doctor -d loopback").end();
@@ -68,7 +68,7 @@ fn a_way_that_is_well() {
             );
             assert!(found.text("UDP 4791 there").starts_with("465 of 465 packets arrive, 1 router"));
             assert!(found.text("path MTU back").starts_with("4096:"), "{:#?}", found.report);
-            // Only whoever sees whole frames can tell.
+            // Only visible in complete frames.
             let hidden = "can't detect a rewritten IPv4 identification";
             assert_eq!(found.text("ICRC there").contains(hidden), far != "veth0", "{:#?}", found.report);
         }
@@ -95,7 +95,7 @@ fn a_link_that_is_too_small() {
         let words = ["1024 at most", "path MTU 2048", "a link on the path has not", "-m 1024", "mtu 4200"];
         found.fails(&["path MTU there", "path MTU back"], &words);
     }
-    // What passes is enough for whoever wants no more.
+    // The path MTU is sufficient if no larger one is requested.
     way.check(&format!("-m 1024 {}", PEER[0])).is_well();
     way.check(&format!("-d udp:veth0 {}", PEER[0]))
         .fails(&["path MTU there", "path MTU back"], &["1024 at most"]);
@@ -122,14 +122,14 @@ fn an_end_that_is_too_small() {
 fn a_way_that_translates_addresses() {
     let _alone = alone();
     let cases = [
-        // An address of the router's own, and one that the far end has no way to.
+        // An address of the router, and one that the far end has no route to.
         ("to-b", "ip to 10.1.2.1", PEER[0], "ICRC there", "source address 10.1.1.2 -> 10.1.2.1, as"),
         ("to-b", "ip to 192.0.2.7", PEER[0], "ICRC there", "source address 10.1.1.2 -> 192.0.2.7, as"),
         ("to-b", "ip to 10.1.2.1:1024", PEER[0], "ICRC there", "source port 53447 -> 1024"),
         ("to-a", "ip6 to fd11::77", PEER[1], "ICRC back", "source address fd12::2 -> fd11::77, as"),
     ];
     for (port, to, peer, check, change) in cases {
-        // The router remembers flows, so each has one of its own.
+        // The router tracks flows, so each case has its own.
         let Some(way) = Way::with_rules() else { return };
         let _far = way.far_end("veth0");
         way.rule(&format!("nat oifname {port} udp dport 4791 snat {to}"));
@@ -163,7 +163,7 @@ fn a_way_that_bleaches() {
         let words = ["ECT(1) -> Not-ECT, ECT(0) -> Not-ECT, CE -> Not-ECT", "RFC 6040"];
         way.check(peer).fails(&["ECN back"], &words);
     }
-    // What a congested switch does is no fault.
+    // The marks of a congested switch are no fault.
     way.rule("forward oifname to-b ip ecn ect0 ip ecn set ce");
     let found = way.check(PEER[0]);
     found.is_well();
@@ -195,7 +195,8 @@ fn a_way_that_is_closed() {
             let found = way.check(PEER[0]);
             found.fails(
                 &[&format!("UDP 4791 {closed}")],
-                // A rule behind the one that drops would never be reached, and one elsewhere not override it.
+                // A rule after the one that drops would never be reached, and one in another chain would not override
+                // it.
                 &[
                     "none of ",
                     "insert `udp dport 4791 accept` above it in the same chain",
@@ -206,12 +207,12 @@ fn a_way_that_is_closed() {
             assert_eq!(found.with("not_checked")[UNTOLD.len()..], unknown);
             assert!(found.text(&format!("UDP 4791 {open}")).starts_with("465 of 465"), "{:#?}", found.report);
         }
-        // One loss is said, and no more.
+        // A single loss is reported, and nothing else.
         way.rule("forward oifname to-b udp dport 4791 numgen inc mod 200 == 10 drop");
         let found = way.check(PEER[0]);
         found.is_well();
         assert_eq!(found.with("note"), ["UDP 4791 there"], "{:#?}", found.report);
-        // Three in a hundred are too many, and neither size nor class is to blame.
+        // 3 % are too many, and neither size nor class is the cause.
         way.rule("forward oifname to-b udp dport 4791 numgen inc mod 30 == 29 drop");
         way.check(PEER[0]).fails(&["UDP 4791 there"], &["% are lost at random"]);
         way.rule("forward oifname to-b udp dport 4791 limit rate over 30/second burst 50 packets drop");
@@ -220,12 +221,12 @@ fn a_way_that_is_closed() {
         way.check(PEER[0]).fails(&["UDP 4791 there"], &["at random", "ip -s link"]);
         way.rule("forward udp dport 4791 numgen random mod 100 < 50 drop");
         way.check(PEER[0]).fails(&["UDP 4791 there", "UDP 4791 back"], &["at random"]);
-        // So many that nothing can be said of the rest, or that it can.
+        // With this much loss the other checks may or may not have a result.
         way.rule("forward oifname to-b udp dport 4791 numgen random mod 100 < 85 drop");
         let found = way.check(PEER[0]);
         found.fails(&["UDP 4791 there"], &["at random"]);
     }
-    // Without a doctor there, nobody answers at all.
+    // Without a doctor there, there is no answer at all.
     let found = way.check(PEER[0]);
     found.fails(&["UDP 4791"], &["does not answer", "`ferroce doctor -d DEV` there", "rdma_cm"]);
     assert!(found.text("far end").contains("no doctor answers"), "{:#?}", found.report);
@@ -283,14 +284,14 @@ fn wait_for_engine(way: &Way) {
     panic!("rping does not answer");
 }
 
-/// An answer whose ICRC the way spoils is seen without a doctor there, too.
+/// An answer whose ICRC the path invalidates is recognized without a doctor there, too.
 #[test]
 fn a_peer_behind_a_nat() {
     let _alone = alone();
     let Some(way) = Way::with_rules() else { return };
     let end = Ferroce::start(Some(&way.b), "rping -d veth0");
     wait_for_engine(&way);
-    // The one of two addresses that was asked for is the one that asks.
+    // Of two addresses, the selected one is used for the request.
     run("ip", &format!("-n {} addr add 10.1.1.3/24 dev veth0", way.a));
     way.rule("forward ip saddr 10.1.1.2 udp dport 4791 drop");
     let other = way.check(&format!("-x 2 {}", PEER[0]));
@@ -304,8 +305,7 @@ fn a_peer_behind_a_nat() {
     assert_eq!(end.end().code, Some(0));
 }
 
-/// What comes back over TCP and ICMP shows that host and route are well; a request whose ICRC is wrong is
-/// dropped without a word.
+/// Answers by TCP and ICMP show that host and route work; a request with a wrong ICRC is dropped silently.
 #[test]
 fn a_peer_that_a_nat_keeps_from_answering() {
     let _alone = alone();
@@ -323,7 +323,7 @@ fn a_peer_that_a_nat_keeps_from_answering() {
     let text = found.text("UDP 4791");
     assert!(before(&text, "firewall", "rdma link") && before(&text, "rdma link", "P_Key"), "{text}");
     assert!(before(&text, "P_Key", "NAT"), "{text}");
-    // Where nothing passes, a NAT is the least likely.
+    // If nothing passes, a NAT is the least likely cause.
     way.rule("forward oifname to-b drop");
     let found = way.check(PEER[0]);
     found.fails(&["UDP 4791"], &["does not answer", "`ip route get 10.1.2.2`"]);
@@ -333,13 +333,13 @@ fn a_peer_that_a_nat_keeps_from_answering() {
     assert_eq!(end.end().code, Some(0));
 }
 
-/// A client of the far end that says what it likes.
+/// A client of the far end that sends arbitrary messages.
 struct Client(TcpStream);
 
 impl Client {
     const FAR: &str = "127.0.0.1:18516";
 
-    /// Says that it has this address.
+    /// A client that claims this address.
     fn at(address: &str) -> Client {
         let mut stream = TcpStream::connect(Client::FAR).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -404,7 +404,7 @@ fn nobody_gets_probes_that_has_not_asked() {
     assert!(refused.contains("comes from 127.0.0.1") && refused.contains("to 127.0.0.3"), "{answer}");
     assert_eq!(receive().len(), 0);
 
-    // Whoever hears it is there; and has had enough after twelve rounds.
+    // An address that has received the challenge gets probes, up to twelve rounds.
     assert_eq!(client.send_probes(1, 1000), "Challenge");
     let packet = receive().pop().unwrap();
     let token = u64::from_be_bytes(packet[20 + 8..][..8].try_into().unwrap());
@@ -418,12 +418,12 @@ fn nobody_gets_probes_that_has_not_asked() {
     let answer = Client::at("127.0.0.1").send_probes(1, 60_000);
     assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("60000 bytes; 64 to 4200")), "{answer}");
     far.interrupt();
-    // While nobody is checked, a signal is the end that is meant.
+    // Outside a check, a signal is the normal end.
     assert_eq!(far.end().code, Some(0));
 }
 
 #[test]
-fn visitors_that_say_nothing_keep_no_check_waiting() {
+fn silent_connections_delay_no_check() {
     let _alone = alone();
     let mut far = Ferroce::start(None, "doctor -d udp:127.0.0.1");
     far.ready();
@@ -433,7 +433,7 @@ fn visitors_that_say_nothing_keep_no_check_waiting() {
     let found = Found::new(Ferroce::start(None, "doctor --json -d udp:127.0.0.2 127.0.0.1").end());
     assert!(found.text("UDP 4791 back").starts_with("465 of 465"), "{:#?}", found.report);
     assert!(found.outcome.took < Duration::from_secs(15), "{:?}", found.outcome.took);
-    // In the middle of a check it hears signals, too.
+    // Signals are handled during a check, too.
     let _waiting = Client::at("127.0.0.1");
     thread::sleep(Duration::from_millis(200));
     far.signal(Signal::TERM);
@@ -453,11 +453,11 @@ fn what_is_wrong_here() {
     assert!(local.text("GID").contains("link-local: routers do not forward it"), "{:#?}", local.report);
     way.check(&format!("-d udp:10.1.1.2 {}", PEER[1]))
         .fails(&["GID"], &["none for an IPv6 peer", "ip addr add"]);
-    // The far end's device has not the address that it was reached by.
+    // The far end's device does not have the address at which it was reached.
     run("ip", &format!("-n {} addr add 10.9.9.9/32 dev lo", way.b));
     run("ip", &format!("-n {} route add 10.9.9.9/32 via 10.1.2.2", way.router));
     way.check("10.9.9.9").fails(&["far end"], &["not 10.9.9.9", "10.1.2.2"]);
-    // The kernel finds the next hop of a socket, and says so if it does not.
+    // For a socket, the kernel resolves the next hop, and reports a failure.
     way.check("-d udp:veth0 10.1.1.77")
         .fails(&["next hop"], &["10.1.1.77 does not answer ARP", "ip neigh show 10.1.1.77"]);
     run("ip", &format!("-n {} route replace default via 10.1.1.99", way.a));

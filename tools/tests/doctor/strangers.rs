@@ -1,4 +1,4 @@
-//! Only answers to what was asked count: not what a busy peer sends besides, and not what a firewall says in its place.
+//! Only answers to the request count, and not other packets of a busy peer or messages of a firewall.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::ends::{Ferroce, alone};
 use super::wait_for_engine;
 use super::way::{PEER, Way};
 
-/// Packets from the peer's address that nobody has asked for, until it is dropped.
+/// Unsolicited packets from the peer's address, until it is dropped.
 pub(super) struct Flood {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -25,7 +25,7 @@ pub(super) struct Flood {
 impl Flood {
     const FROM: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 2);
     const TO: Ipv4Addr = Ipv4Addr::new(10, 1, 1, 2);
-    /// Rounds at most, a millisecond each or more.
+    /// The most rounds, of at least a millisecond each.
     const ROUNDS: usize = 60_000;
 
     pub(super) fn start(way: &Way) -> Flood {
@@ -43,7 +43,7 @@ impl Flood {
                     break;
                 }
                 for packet in [&right, &wrong, &wrong] {
-                    // While the router refuses them, that is said here.
+                    // If the router rejects them, the error is reported here.
                     let _ = socket.send_to(packet, (Flood::TO, 4791));
                 }
                 thread::sleep(Duration::from_millis(1));
@@ -60,7 +60,7 @@ impl Drop for Flood {
     }
 }
 
-/// A message of the connection manager, a REJ, in a transaction that nobody has begun; from the BTH on.
+/// A REJ of the connection manager in an unknown transaction, starting with the BTH.
 fn packet(source_port: u16) -> Vec<u8> {
     let header = PathHeader::new(&PathAddress {
         source_mac: MacAddr([2; 6]),
@@ -122,7 +122,8 @@ fn a_busy_peer_answers() {
     assert!(found.text("ICRC there").starts_with("right in 20"), "{:#?}", found.report);
 }
 
-/// What comes back for a plain packet is no proof that nobody is there: AF_XDP needs no socket, and firewalls say the same.
+/// An ICMP message for a plain packet does not prove that there is no peer: AF_XDP needs no socket, and firewalls send
+/// the same.
 #[test]
 fn an_icmp_message_proves_nothing() {
     let _alone = alone();

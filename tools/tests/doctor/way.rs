@@ -1,4 +1,4 @@
-//! Two ends with a router between them, and what `ferroce doctor` says of the way.
+//! Two ends with a router between them, and the reports of `ferroce doctor` about the path.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,7 +19,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// `None`, with the reason printed, where there can be none.
+    /// `None`, with the reason printed, if namespaces are unavailable.
     pub(super) fn new() -> Option<Way> {
         if !is_root() {
             println!("skipped: needs root, for network namespaces and AF_XDP");
@@ -63,7 +63,7 @@ impl Way {
         Some(way)
     }
 
-    /// With rules of nftables at the router.
+    /// With nftables rules at the router.
     pub(super) fn with_rules() -> Option<Way> {
         if !has("nft") {
             println!("skipped: no `nft` command (package nftables), which changes packets on their way");
@@ -90,7 +90,7 @@ impl Way {
         Ferroce::server(&self.b, &format!("doctor -d {device}"))
     }
 
-    /// What the near end says of it.
+    /// Runs the check at the near end.
     pub(super) fn check(&self, arguments: &str) -> Found {
         Found::new(Ferroce::start(Some(&self.a), &format!("doctor --json {arguments}")).end())
     }
@@ -125,13 +125,13 @@ impl Found {
         self.report["checks"].as_array().unwrap()
     }
 
-    /// The names of those with this result.
+    /// The names of the checks with this result.
     pub(super) fn with(&self, result: &str) -> Vec<&str> {
         let checks = self.checks().iter().filter(|check| check["result"] == result);
         checks.map(|check| check["check"].as_str().unwrap()).collect()
     }
 
-    /// What was seen, and the cure.
+    /// The observation and the remedy.
     pub(super) fn text(&self, check: &str) -> String {
         let found = self.checks().iter().find(|row| row["check"] == check);
         let row = found.unwrap_or_else(|| panic!("no check '{check}' in {:#?}", self.report));
@@ -143,7 +143,7 @@ impl Found {
         assert_eq!(self.report["well"], true);
     }
 
-    /// These checks fail and no others, and each says these words.
+    /// Asserts that exactly these checks fail, and that each text contains these words.
     pub(super) fn fails(&self, checks: &[&str], words: &[&str]) {
         assert_eq!(
             (self.with("failed"), self.outcome.code),

@@ -13,7 +13,7 @@ pub(crate) use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 use ferroce_driver_test_support::patience::until;
 use ferroce_driver_test_support::signal::{Signal, signal};
 
-/// Nothing here takes longer.
+/// The longest time of any test here.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 /// The server of a pair of namespaces.
 pub(crate) const SERVER: &str = "10.9.0.1";
@@ -25,7 +25,8 @@ pub(crate) fn is_root() -> bool {
     uids.split_whitespace().nth(1) == Some("0")
 }
 
-/// Whether a user namespace can be made, which the kernel refuses in a chroot, and some containers everywhere. CI has to have it.
+/// Whether user namespaces are available; the kernel refuses them in a chroot, and some containers everywhere. They are
+/// required in CI.
 pub(crate) fn has_user_namespaces() -> bool {
     let made = Command::new("unshare").args(["--map-root-user", "--net", "true"]).output().unwrap();
     if made.status.success() || std::env::var_os("CI").is_some() {
@@ -35,12 +36,12 @@ pub(crate) fn has_user_namespaces() -> bool {
     false
 }
 
-/// Whether there is such a command.
+/// Whether there is a command of this name.
 pub(crate) fn has(command: &str) -> bool {
     Command::new(command).arg("--version").stdout(Stdio::null()).status().is_ok()
 }
 
-/// Two poll loops at a time are enough for two cores.
+/// Two poll loops at a time suffice for two cores.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -51,7 +52,7 @@ pub(crate) struct Ferroce {
     child: Child,
     stdout: Option<JoinHandle<String>>,
     stderr: Option<JoinHandle<String>>,
-    /// The lines of stderr, which nobody has looked at yet.
+    /// Lines of stderr that have not been examined.
     lines: Receiver<String>,
 }
 
@@ -65,12 +66,12 @@ pub(crate) struct Outcome {
 }
 
 impl Ferroce {
-    /// Starts it, in a network namespace if one is given.
+    /// Starts `ferroce`, in a network namespace if one is given.
     pub(crate) fn start(namespace: Option<&str>, arguments: &str) -> Ferroce {
         let command = match namespace {
             None => Command::new(env!("CARGO_BIN_EXE_ferroce")),
             Some(namespace) => {
-                // It becomes ferroce, so the pid is ferroce's.
+                // The command executes ferroce, so the pid is ferroce's.
                 let mut command = Command::new("ip");
                 command.args(["netns", "exec", namespace, env!("CARGO_BIN_EXE_ferroce")]);
                 command
@@ -79,7 +80,7 @@ impl Ferroce {
         Ferroce::spawn(command, arguments)
     }
 
-    /// Starts it by a command that becomes ferroce.
+    /// Starts a command that executes ferroce.
     pub(crate) fn spawn(mut command: Command, arguments: &str) -> Ferroce {
         command.args(arguments.split_whitespace()).env("RUST_LOG", "info").env("NO_COLOR", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -96,7 +97,7 @@ impl Ferroce {
             let mut text = String::new();
             for line in err.lines() {
                 let line = line.unwrap();
-                // A test that does not wait for it has let go of the other side.
+                // The receiver is gone if the test does not wait for the end.
                 let _ = notify.send(line.clone());
                 text += &line;
                 text.push('\n');
@@ -106,19 +107,19 @@ impl Ferroce {
         Ferroce { child, stdout: Some(stdout), stderr: Some(stderr), lines }
     }
 
-    /// Starts a server and waits until clients may come.
+    /// Starts a server and waits until it accepts clients.
     pub(crate) fn server(namespace: &str, arguments: &str) -> Ferroce {
         let mut server = Ferroce::start(Some(namespace), arguments);
         server.ready();
         server
     }
 
-    /// Waits until clients may come. Returns what it says then.
+    /// Waits until it accepts clients. Returns the line that says so.
     pub(crate) fn ready(&mut self) -> String {
         self.says("waiting for ", || {})
     }
 
-    /// Waits until it says this on stderr, and does `meanwhile` again and again. Returns the whole line.
+    /// Waits for these words on stderr, and calls `meanwhile` repeatedly. Returns the whole line.
     pub(crate) fn says(&mut self, words: &str, mut meanwhile: impl FnMut()) -> String {
         let deadline = Instant::now() + Duration::from_secs(30);
         while Instant::now() < deadline {
@@ -180,14 +181,14 @@ impl Drop for Ferroce {
 }
 
 impl Outcome {
-    /// The report that a successful run has printed as JSON.
+    /// The JSON report of a successful run.
     pub(crate) fn json(&self) -> serde_json::Value {
         assert_eq!(self.code, Some(0), "{self:#?}");
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
     }
 }
 
-/// Runs `command` at both ends over AF_XDP, `-d` and the host added. Returns server and client.
+/// Runs `command` at both ends over AF_XDP, with `-d` and the host added. Returns server and client.
 pub(crate) fn both(pair: &Namespaces, command: &str) -> [Outcome; 2] {
     let command = format!("{command} -d {VETH}");
     let server = Ferroce::server(&pair.a, &command);
@@ -203,7 +204,7 @@ pub(crate) fn both(pair: &Namespaces, command: &str) -> [Outcome; 2] {
     [server, client]
 }
 
-/// Runs commands that must be refused with status 2, and what stderr must name.
+/// Runs commands that must be rejected with status 2; stderr must contain these words.
 pub(crate) fn refused(cases: &[(&str, &[&str])]) {
     for (arguments, words) in cases {
         let outcome = Ferroce::start(None, arguments).end();
@@ -214,14 +215,13 @@ pub(crate) fn refused(cases: &[(&str, &[&str])]) {
     }
 }
 
-/// Waits until the interface of a namespace has sent 1000 packets more than `before`: the measurement is under
-/// way, however long it took to begin.
+/// Waits until the interface of a namespace has sent 1000 more packets than `before`: the measurement is running.
 pub(crate) fn wait_for_traffic(namespace: &str, before: u64) {
     let has_begun = || (sent_packets(namespace) >= before + 1000).then_some(());
     until(Duration::from_secs(30), has_begun, || format!("traffic from {namespace}"));
 }
 
-/// What the interface of a namespace has sent.
+/// The number of packets that the interface of a namespace has sent.
 pub(crate) fn sent_packets(namespace: &str) -> u64 {
     let arguments = ["-n", namespace, "-j", "-s", "link", "show", VETH];
     let shown = Command::new("ip").args(arguments).output().unwrap();
@@ -229,8 +229,8 @@ pub(crate) fn sent_packets(namespace: &str) -> u64 {
     links[0]["stats64"]["tx"]["packets"].as_u64().expect("a counter")
 }
 
-/// Two namespaces whose interfaces have got their link-local addresses, which takes the kernel a
-/// while; without them the indices of the GID table are others.
+/// Two namespaces whose interfaces have their link-local addresses. The kernel takes a while for these, and without
+/// them the indices of the GID table differ.
 pub(crate) fn pair(mtu: u32) -> Option<Namespaces> {
     let pair = Namespaces::new(mtu)?;
     for namespace in [&pair.a, &pair.b] {

@@ -9,8 +9,8 @@ fn sizes(case: &Value) -> &Vec<Value> {
     case["sizes"].as_array().unwrap()
 }
 
-/// What the library chooses takes at most a tenth longer than the best, with congestion control and without. All elements are
-/// checked, or the run fails.
+/// The library's choice takes at most a tenth longer than the best algorithm, with and without congestion control. All
+/// elements are checked, or the run fails.
 #[test]
 fn the_choice_is_the_best_or_near_it() {
     let report = fabric(&format!("{SMALL} --compare off,dcqcn --json")).json();
@@ -23,10 +23,10 @@ fn the_choice_is_the_best_or_near_it() {
             assert!(number(&size["above_best"]) <= 0.10, "{}: {size:#}", case["label"]);
             let times = size["algorithms"].as_array().unwrap();
             let simulated = times.iter().filter(|cell| cell["time_us"].is_number()).count();
-            // Direct exchange of what is longer can't be the best.
+            // A direct exchange of longer messages can't be the best.
             assert!(simulated >= 5, "{size:#}");
         }
-        // The model knows that ranks share the links between leaves.
+        // The model includes that ranks share the links between leaves.
         let model = &case["model"];
         let pace = |value: &Value| number(value);
         assert!(pace(&model["exchanged_per_second"]) < 0.9 * pace(&model["bytes_per_second"]), "{model:#}");
@@ -45,9 +45,9 @@ fn the_same_seed_is_the_same_time() {
     assert_ne!(run(1).1, run(2).1);
 }
 
-/// As a file it is the same run.
+/// As a file, the run is the same.
 #[test]
-fn a_file_says_what_ranks_do() {
+fn a_file_describes_the_ranks() {
     let folder = Folder::new("allreduce");
     let scenario = "allreduce --ranks 8 --ranks-per-host 2 --bytes 8B,64KiB --algorithm auto --count 2";
     let described = fabric(&format!("{scenario} --describe"));
@@ -77,9 +77,9 @@ fn a_file_says_what_ranks_do() {
     }
 }
 
-/// What was not simulated is told by its model time alone, and the verdict leaves it out.
+/// If the choice was not simulated, only the model's time is shown, and the verdict excludes it.
 #[test]
-fn a_choice_that_is_not_simulated_is_said_as_such() {
+fn a_choice_that_is_not_simulated_is_marked() {
     let report = fabric("allreduce --ranks 8 --bytes 8B,4MiB --algorithm ring,tree --json").json();
     let sizes = sizes(&report["cases"][0]);
     let chosen: Vec<&Value> = sizes.iter().map(|size| &size["chosen"]).collect();
@@ -92,7 +92,7 @@ fn a_choice_that_is_not_simulated_is_said_as_such() {
     let model = outcome.stdout.lines().find(|line| line.starts_with("measured ")).unwrap();
     assert!(model.ends_with("reductions free"), "{model}");
     assert!(outcome.stderr.contains("8 ranks take "), "{}", outcome.stderr);
-    // As the JSON has it.
+    // The same as in the JSON.
     for size in sizes {
         for cell in size["algorithms"].as_array().unwrap() {
             let (time, model) = (&cell["time_us"], &cell["model_us"]);

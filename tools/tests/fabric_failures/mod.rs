@@ -1,4 +1,4 @@
-//! Runs that do not go as they should: cut off, interrupted, or with links and switches that are down.
+//! Runs with failures: cut off, interrupted, or with links and switches that are down.
 
 use std::fs;
 
@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::ends::Ferroce;
 use super::{Folder, fabric, number, runs};
 
-/// Goodput of a run that is cut off counts what has come, not only messages that are complete; the report and its flows agree.
+/// The goodput of a run that is cut off counts all arrived bytes, not only complete messages; the report and its flows
+/// agree.
 #[test]
 fn goodput_of_a_run_that_is_cut_off_counts_all_that_has_come() {
     let scenario = "incast --hosts 4 --bytes 10MB --count 1 --congestion off --limit 1ms";
@@ -24,7 +25,7 @@ fn goodput_of_a_run_that_is_cut_off_counts_all_that_has_come() {
     let least = flows.iter().copied().fold(f64::INFINITY, f64::min);
     assert_eq!(number(&traffic["goodput_least_gbps"]), least);
     assert!(least > 20.0 && number(&traffic["jain"]) > 0.99, "{traffic:#}");
-    // Of a run that comes to its end all agree as well, whatever the warm-up.
+    // For a run that completes, all agree as well, whatever the warm-up.
     let report = fabric("incast --hosts 4 --bytes 400KB --count 2 --warm-up 50us --json").json();
     let run = runs(&report)[0];
     let bytes: Vec<f64> =
@@ -32,7 +33,7 @@ fn goodput_of_a_run_that_is_cut_off_counts_all_that_has_come() {
     assert_eq!(bytes, [800_000.0; 4]);
 }
 
-/// A permutation over two spines of which one is away from 2 to 6 ms.
+/// A permutation over two spines, one of which is down from 2 to 6 ms.
 fn spine_away(options: &str) -> String {
     format!(
         r#"
@@ -59,9 +60,9 @@ switch = "switch4"
     )
 }
 
-/// Switches that take too long, and senders that do, are told: the numbers alone look healthy.
+/// Switches or senders that recover too slowly are noted: the numbers alone look healthy.
 #[test]
-fn a_failure_that_is_not_mended_in_the_run_is_noted() {
+fn a_failure_without_recovery_in_the_run_is_noted() {
     let folder = Folder::new("still");
     let file = folder.file("still.toml");
     let svg = folder.file("still.svg");
@@ -94,7 +95,7 @@ fn a_failure_that_is_not_mended_in_the_run_is_noted() {
     let causes = ["buffer", "link", "no_way", "watchdog", "host"];
     let causes: f64 = causes.iter().map(|cause| number(&measures[format!("drops_{cause}")])).sum();
     assert_eq!(causes, number(&measures["drops"]));
-    // With switches and senders that are fast enough there is nothing to note, and the time is short.
+    // With switches and senders that are fast enough there is no note, and the time is short.
     fs::write(&file, spine_away("convergence = \"300us\"\n[control]\nack-timeout = 7")).unwrap();
     let outcome = fabric(&file);
     assert!(!outcome.stdout.contains("note "), "{outcome:#?}");
@@ -113,12 +114,12 @@ fn a_host_that_stays_away_is_noted() {
     let outcome = fabric(&format!("{file} --ack-timeout 4"));
     let words = "note      host1 has no other link: it receives and sends nothing after 10us";
     assert!(outcome.stdout.contains(words), "{outcome:#?}");
-    // A value of the file that an option makes wrong is told by its place: there is no such option.
+    // If an option makes a value of the file invalid, the error names its place: there is no option for it.
     let failure = failure.replace("10us", "2ms");
     fs::write(&file, text.clone() + &failure).unwrap();
     let outcome = fabric(&format!("{file} --limit 1ms"));
     assert!(outcome.stderr.contains("failure.0.at = 2ms: must be before the limit, 1ms"), "{outcome:#?}");
-    // What is down can't go down.
+    // A link that is down can't go down.
     let again = failure.replace("2ms", "3ms");
     fs::write(&file, text + &failure + &again).unwrap();
     let outcome = fabric(&file);
@@ -137,16 +138,16 @@ fn interrupted(arguments: &str) -> super::Outcome {
     outcome
 }
 
-/// The report itself says that it is of a part.
+/// The report itself says that it is incomplete.
 #[test]
-fn an_interrupted_run_says_what_is_known() {
+fn an_interrupted_run_prints_its_results() {
     let outcome = interrupted("fabric fairness --hosts 16 --limit 100s --sample 1ms");
     assert!(outcome.stdout.contains("goodput, Gb/s"), "{outcome:#?}");
     assert_eq!(outcome.stdout.matches("interrupted at ").count(), 2, "{outcome:#?}");
     assert!(outcome.stdout.contains(" of 100s: the report covers a part of the run"), "{outcome:#?}");
 }
 
-/// Half a run is no sample: only those count that have come to their end, and columns without one are named.
+/// An incomplete run is no sample: only completed ones count, and columns without one are listed.
 #[test]
 fn interrupted_comparisons_count_whole_runs() {
     let quick = "fabric incast --hosts 2 --bytes 64KB --count 1 --jobs 1 --compare pmax=0.1,0.2 --compare";
@@ -167,7 +168,7 @@ fn interrupted_comparisons_count_whole_runs() {
     assert!(report["left_out"].as_str().unwrap().contains("only the 0 of 2 runs count"), "{report:#}");
 }
 
-/// What a run leaves is what the report shows of it.
+/// A run keeps only the data that the report shows.
 #[test]
 fn many_seeds_take_little_memory() {
     let memory = |seeds: u64| {

@@ -1,4 +1,4 @@
-//! What an attacker tried: files, outputs and numbers that are not as they seem.
+//! Hostile input: misleading files, outputs and numbers.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::ends::{Ferroce, refused};
 use super::{Folder, fabric, number, runs};
 
-/// A sample each 10 s, and somebody who does not wait for it.
+/// The only sample is after 100 s; the interruption comes earlier.
 #[test]
 fn a_run_is_interrupted_between_samples() {
     let process = Ferroce::start(None, "fabric fairness --hosts 16 --limit 100s --warm-up 0ns --sample 100s");
@@ -18,7 +18,7 @@ fn a_run_is_interrupted_between_samples() {
     assert!(outcome.stdout.contains("goodput, Gb/s"), "{outcome:#?}");
 }
 
-/// Settings, or seeds, without a single message have the same rows as the others; and a picture.
+/// Settings or seeds without any message have the same rows as the others, and a picture.
 #[test]
 fn few_messages_leave_no_gap_in_the_table() {
     let folder = Folder::new("gap");
@@ -36,7 +36,7 @@ fn few_messages_leave_no_gap_in_the_table() {
     let none = runs.iter().filter(|run| run["messages"].as_array().unwrap().is_empty()).count();
     assert_eq!((runs.len(), none), (2, 1), "one of them without messages");
     assert_eq!(keys(runs[0]), keys(runs[1]));
-    // Those without a message have delivered nothing, and that is told.
+    // Settings without messages have delivered nothing, which is reported.
     assert_eq!(outcome.code, Some(1), "{outcome:#?}");
     assert!(outcome.stderr.contains("nothing was delivered"), "{outcome:#?}");
     let lines = outcome.stdout.lines();
@@ -44,7 +44,7 @@ fn few_messages_leave_no_gap_in_the_table() {
     assert!(row.split_whitespace().last() == Some("0"), "{row}");
 }
 
-/// What is measured begins with the end of the warm-up, however far samples are apart.
+/// The measurement begins at the end of the warm-up, whatever the sampling interval.
 #[test]
 fn samples_far_apart_measure_the_same() {
     let goodput = |sample: &str| {
@@ -89,17 +89,17 @@ fn a_file_is_taken_at_its_word() {
         apart.stderr.contains("topology.custom.links = no path from host0 to host1: must be such"),
         "{apart:#?}"
     );
-    // Two entries of one name are two.
+    // Two entries of the same name remain separate.
     let one = TWO_ISLANDS.replace("\"switch1\"] }", "\"switch0\"] }");
     let entry = &one[one.find("[[traffic]]").unwrap()..];
     let report = run("twice.toml", &format!("{one}{entry}"), "--json").json();
     let names: Vec<_> = runs(&report)[0]["traffic"].as_object().unwrap().keys().cloned().collect();
     assert_eq!(names, ["pairs", "pairs (2)"]);
-    // A terminal is not moved, and no row is forged.
+    // Control characters do not reach the terminal, and no row can be forged.
     let forged = run("forged.toml", &format!("{one}name = \"\\u001b[31mRED\\nfake row 999\"\n"), "");
     assert_eq!(forged.code, Some(2), "{forged:#?}");
     assert!(!forged.stderr.contains('\u{1b}') && !forged.stderr.contains("\nfake"), "{forged:#?}");
-    // Links side by side: no message is faster than it could be.
+    // Parallel links: no message is faster than possible.
     let side_by_side = one
         .replace("links = [", "links = [{ ends = [\"switch0\", \"switch1\"], rate = \"1G\" }, { ends = [\"switch0\", \"switch1\"] }, ")
         .replace("[\"host1\", \"switch0\"]", "[\"host1\", \"switch1\"]")
@@ -112,7 +112,7 @@ fn a_file_is_taken_at_its_word() {
     assert_eq!(spaced.code, Some(2), "two words");
 }
 
-/// A leaf has two uplinks. Without one the flows share the other; the frames that were under way are sent again.
+/// A leaf has two uplinks. With one down, the flows share the other; the frames in flight are retransmitted.
 #[test]
 fn a_link_goes_down_and_comes_up_again() {
     let text = r#"
@@ -168,7 +168,7 @@ count = 20
     }
 }
 
-/// Links between switches have the rate of uplinks in a file that lists links, too.
+/// Links between switches also have the uplink rate in a file that lists links.
 #[test]
 fn uplinks_of_a_file_have_their_rate() {
     let folder = Folder::new("uplink");
@@ -184,9 +184,9 @@ fn uplinks_of_a_file_have_their_rate() {
     assert!(goodput("") > 80.0 && goodput("--uplink-rate 10G") < 10.0);
 }
 
-/// A full disk loses a picture or a message, not the report.
+/// With a full disk a picture or a message is lost, but not the report.
 #[test]
-fn what_can_not_be_written_loses_nothing_else() {
+fn a_failed_write_loses_nothing_else() {
     let outcome = fabric("incast --hosts 2 --count 1 --svg /dev/full");
     assert_eq!(outcome.code, Some(1), "{outcome:#?}");
     assert!(outcome.stdout.contains("goodput, Gb/s") && outcome.stderr.contains("/dev/full"), "{outcome:#?}");
@@ -198,7 +198,7 @@ fn what_can_not_be_written_loses_nothing_else() {
     assert!(String::from_utf8(output.stdout).unwrap().contains("messages unfinished"));
 }
 
-/// Names of files with spaces stay one word in what repeats a run.
+/// File names with spaces remain one word in the command that repeats a run.
 #[test]
 fn the_command_that_repeats_a_run_is_for_a_shell() {
     let folder = Folder::new("a b;x");
@@ -216,7 +216,7 @@ fn the_command_that_repeats_a_run_is_for_a_shell() {
     assert!(hash(&text).is_some());
 }
 
-/// Large fabrics run with huge pages: that changes nothing but the time.
+/// Large fabrics run with huge pages, which changes only the run time.
 #[test]
 fn the_pages_of_the_heap_change_nothing() {
     let arguments = "fabric permutation --topology fat-tree --hosts 256 --count 1 --bytes 64KB --json";

@@ -1,13 +1,13 @@
-//! Settings that make no sense, or no difference.
+//! Settings that are invalid or without effect.
 
 use std::fs;
 
 use super::ends::refused;
 use super::{Folder, fabric};
 
-/// A value that is no value is told as such, and not taken for an option.
+/// An invalid value is reported as such, and not taken for an option.
 #[test]
-fn wrong_values_are_told_in_our_words() {
+fn invalid_values_have_clear_errors() {
     refused(&[
         ("fabric incast --buffer -16MB", &["'-16MB'", "--buffer", "must be bytes, as 4096"]),
         ("fabric incast --hosts -5", &["'-5'", "--hosts", "must be a whole number"]),
@@ -87,9 +87,9 @@ fn a_setting_without_effect_is_refused() {
     }
 }
 
-/// What matters in one of the settings that are compared is not refused for the others.
+/// An option with an effect in one of the compared settings is not rejected for the others.
 #[test]
-fn what_is_not_as_it_seems_is_noted() {
+fn options_are_not_rejected_if_one_setting_uses_them() {
     let small = "incast --hosts 2 --bytes 50KB --count 1";
     let outcome = fabric(&format!("{small} --headroom 100KB --compare pfc=on,off"));
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
@@ -120,9 +120,9 @@ fn what_is_not_as_it_seems_is_noted() {
     assert!(!fabric(small).stdout.contains("note "));
 }
 
-/// Two values for one thing, or one value twice.
+/// Two values for one option, or one value twice.
 #[test]
-fn what_is_given_twice_is_refused() {
+fn duplicate_options_are_refused() {
     refused(&[
         (
             "fabric incast --compare kmin=100KB+kmin=200KB",
@@ -175,7 +175,7 @@ fn errors_name_the_value_and_the_remedy() {
     }
 }
 
-/// What TOML says of a value is told with its key.
+/// TOML's errors about a value are reported with its key.
 #[test]
 fn errors_in_files_name_the_key() {
     let folder = Folder::new("keys");
@@ -209,9 +209,9 @@ fn errors_in_files_name_the_key() {
     }
 }
 
-/// What changes nothing in a file is told.
+/// Settings of a file without effect are noted.
 #[test]
-fn what_changes_nothing_in_a_file_is_noted() {
+fn file_settings_without_effect_are_noted() {
     let folder = Folder::new("nothing");
     let file = folder.file("nothing.toml");
     let base = "[topology.dumbbell]\nleft = 2\nright = 2\n[switches]\nSWITCHES\n[[traffic]]\npattern = \"incast\"\nto = 0\nbytes = \"1KB\"\nhosts = \"HOSTS\"\n";
@@ -240,7 +240,7 @@ fn what_changes_nothing_in_a_file_is_noted() {
     );
 }
 
-/// A control whose alpha falls faster than packets come is told, as far as flows are many.
+/// A control whose alpha decays faster than packets arrive is noted, if there are many flows.
 #[test]
 fn a_control_for_fewer_flows_is_noted() {
     let words = "note      32 flows to one host: the packets of one are 43us apart, alpha falls each 1us";

@@ -1,4 +1,4 @@
-//! Judges of frames that share no code with ferroce's: tshark, and an ICRC bit by bit.
+//! Checks of frames without shared code with ferroce: tshark, and a bitwise ICRC.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,9 +7,8 @@ use std::process::Command;
 use ferroce::driver::pcap::{LinkType, Reader};
 use serde_json::Value;
 
-/// Compares what `ferroce dissect --json` says of each RoCE packet of a capture (`ours`) with what
-/// tshark says: opcode, QPN, PSN, pad, ICRC. Returns how many packets; `None`, and the reason in
-/// print, if there is no tshark.
+/// Compares the output of `ferroce dissect --json` for each RoCE packet of a capture (`ours`) with that of tshark:
+/// opcode, QPN, PSN, pad, ICRC. Returns the number of packets; without tshark, prints so and returns `None`.
 #[allow(dead_code, reason = "not every test program asks it")]
 pub(crate) fn tshark_agrees(path: &Path, ours: &[Value]) -> Option<usize> {
     let Ok(values) = Command::new("tshark").args(["-G", "values"]).output() else {
@@ -35,7 +34,7 @@ pub(crate) fn tshark_agrees(path: &Path, ours: &[Value]) -> Option<usize> {
         "infiniband.invariant.crc",
     ];
     let arguments = fields.iter().flat_map(|field| ["-e", field]);
-    // Two dissectors of what RDMA carries take short payloads for their own and call them malformed.
+    // Two dissectors of RDMA payloads claim short payloads and call them malformed.
     let output = Command::new("tshark")
         .args(["--disable-protocol", "rpcordma", "--disable-protocol", "infiniband.eoib", "-r"])
         .arg(path)
@@ -48,7 +47,7 @@ pub(crate) fn tshark_agrees(path: &Path, ours: &[Value]) -> Option<usize> {
     assert_eq!(theirs.lines().count(), ours.len(), "{}", path.display());
     for (line, packet) in theirs.lines().zip(ours) {
         let row: Vec<u64> = line.split('\t').map(number).collect();
-        // It shows the ICRC's bytes in the order in which they came.
+        // It shows the ICRC's bytes in wire order.
         let icrc = packet["icrc_found"].as_u64().unwrap() as u32;
         let mine =
             ["frame", "opcode_byte", "dest_qp", "psn", "pad"].map(|name| packet[name].as_u64().unwrap());
@@ -59,8 +58,8 @@ pub(crate) fn tshark_agrees(path: &Path, ours: &[Value]) -> Option<usize> {
     Some(ours.len())
 }
 
-/// The congestion notification packets of a capture as tshark finds them: frame, destination queue pair, DSCP, and whether
-/// BECN is set. `None`, and the reason in print, if there is no tshark.
+/// The congestion notification packets of a capture according to tshark: frame, destination queue pair, DSCP, and
+/// whether BECN is set. Without tshark, prints so and returns `None`.
 #[allow(dead_code, reason = "not every test program asks it")]
 pub(crate) fn tshark_cnps(path: &Path) -> Option<Vec<[u64; 4]>> {
     let Ok(values) = Command::new("tshark").args(["-G", "values"]).output() else {
@@ -94,7 +93,7 @@ pub(crate) fn tshark_cnps(path: &Path) -> Option<Vec<[u64; 4]>> {
     Some(rows.lines().map(row).collect())
 }
 
-/// A number as tshark writes it.
+/// Parses a number as written by tshark.
 fn number(text: &str) -> u64 {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).unwrap(),
@@ -102,8 +101,8 @@ fn number(text: &str) -> u64 {
     }
 }
 
-/// `Reliable Connection (RC) - RDMA WRITE Only with Immediate` as `RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE`.
-/// Wireshark's names are its own, but for two they spell out ours.
+/// `Reliable Connection (RC) - RDMA WRITE Only with Immediate` as `RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE`. Wireshark has
+/// its own names, but with two exceptions they are the long form of ours.
 fn our_name(theirs: &str) -> String {
     let (service, operation) = theirs.split_once(" - ").unwrap_or(("", theirs));
     let service = service.split(['(', ')']).nth(1).unwrap_or("");
@@ -111,8 +110,8 @@ fn our_name(theirs: &str) -> String {
     format!("{service}_{}", operation.to_uppercase().replace(' ', "_"))
 }
 
-/// Checks the ICRC of every frame of a capture of untagged RoCEv2, by the words of docs/protocol.md §3.
-/// Returns how many frames.
+/// Checks the ICRC of every frame of a capture of untagged RoCEv2, by the description in docs/protocol.md §3. Returns
+/// the number of frames.
 pub(crate) fn icrcs_are_right(path: &Path) -> usize {
     let mut reader = Reader::open(path).unwrap();
     let mut frames = 0;

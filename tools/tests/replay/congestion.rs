@@ -1,4 +1,4 @@
-//! The rates of senders beside those that DCQCN allows: a report, and never a violation.
+//! The rates of senders compared with those that DCQCN allows: a report, and never a violation.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::{Scratch, fixtures, replay, text};
 const PRESET: &str = "zhu25p";
 const LINE_RATE: u64 = 800_000_000;
 
-/// What is simulated: two queue pairs send messages of 8 KiB over a link that marks.
+/// The simulation: two queue pairs send messages of 8 KiB over a link that marks.
 struct Incast {
     name: &'static str,
-    /// What the sender obeys, if anything.
+    /// The congestion control of the sender, if any.
     preset: Option<&'static str>,
-    /// Of each queue pair.
+    /// Messages of each queue pair.
     messages: usize,
     /// The end whose port is recorded: the sender, or the receiver.
     recorded: usize,
@@ -36,7 +36,7 @@ const RECORDED: [Incast; 3] = [
 ];
 
 impl Incast {
-    /// Returns where the reaction points of the sender were when its last frame passed.
+    /// Returns the states of the sender's reaction points when its last frame passed.
     fn run(&self, file: &Path) -> Vec<Option<ReactionState>> {
         let link = LinkConfig::default()
             .delay(Duration::from_micros(5))
@@ -52,7 +52,7 @@ impl Incast {
             timeout: 14,
             path_mtu: PathMtu::Mtu256,
             configs: [sender, receiver],
-            // ECT(0): a sender that ignores CNPs is marked as well.
+            // ECT(0): packets of a sender that ignores CNPs are marked as well.
             traffic_class: 2,
             recorded: self.recorded,
             ..Setup::default()
@@ -76,7 +76,7 @@ impl Incast {
     }
 }
 
-/// A report, which must not depend on whether congestion control is compared, but for what is said of that.
+/// A report, which must not depend on the comparison except for the part about congestion control.
 #[track_caller]
 fn report(file: &Path, options: &[&str]) -> Value {
     let compared = replay(file, &[&["--json"], options].concat());
@@ -102,7 +102,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value:#} is no number"))
 }
 
-/// The fixture of a name; `FERROCE_WRITE_CAPTURES=1` with `-- --test-threads=1` makes it anew.
+/// The fixture with this name; `FERROCE_WRITE_CAPTURES=1` with `-- --test-threads=1` generates it again.
 fn recorded(incast: &Incast) -> PathBuf {
     let file = fixtures().join("congestion").join(format!("{}.pcapng", incast.name));
     if std::env::var_os("FERROCE_WRITE_CAPTURES").is_some() {
@@ -111,7 +111,7 @@ fn recorded(incast: &Incast) -> PathBuf {
     file
 }
 
-/// A capture that is made now, with so many messages of each queue pair.
+/// A new capture with this many messages of each queue pair.
 fn simulated(directory: &Scratch, like: &Incast, messages: usize) -> (PathBuf, Vec<Option<ReactionState>>) {
     let file = directory.0.join(format!("{}.pcapng", like.name));
     let states = Incast { messages, ..*like }.run(&file);
@@ -130,7 +130,7 @@ fn our_own_sender_is_where_it_is_expected() {
             let excess = number(&sender["worst"]["excess"]);
             assert!(number(&sender["cnps"]) > 10.0 && excess < most, "{sender:#}");
             let (expected, seen) = (number(&sender["expected"]["mean"]), number(&sender["seen"]["mean"]));
-            // It waits for acknowledgements now and then.
+            // It waits for acknowledgements from time to time.
             assert!(seen < expected * (1.0 + most) && seen > expected * 0.85, "{sender:#}");
             assert!(number(&sender["least_us_between_cnps"]) >= 50.0, "{sender:#}");
             let series = sender["series"].as_array().expect("a series");
@@ -144,9 +144,9 @@ fn our_own_sender_is_where_it_is_expected() {
     }
 }
 
-/// A capture at the engine's own port has all that its reaction points were told, and when.
+/// A capture at the engine's own port has all inputs of its reaction points, with their times.
 #[test]
-fn what_is_expected_ends_where_the_engine_was() {
+fn the_expected_rate_ends_at_that_of_the_engine() {
     let directory = Scratch::new("ends");
     for preset in ["paper", "zhu25p,rpg_byte_reset=20000", "mlx25", "hpcc100,rpg_byte_reset=9000", "mlx5"] {
         let incast = Incast { preset: Some(preset), ..RECORDED[0] };
@@ -197,9 +197,9 @@ fn a_sender_that_ignores_cnps_is_far_beyond_what_is_expected() {
     }
 }
 
-/// The receiver's port sees the marks, and its CNPs as they leave.
+/// The capture of the receiver's port has the marks, and its CNPs.
 #[test]
-fn a_receiver_is_seen_to_notify() {
+fn the_cnps_of_a_receiver_are_reported() {
     let file = recorded(&RECORDED[1]);
     let congestion = report(&file, &COMPARED);
     let receivers = congestion["comparison"]["receivers"].as_array().expect("receivers");
@@ -214,9 +214,9 @@ fn a_receiver_is_seen_to_notify() {
     assert_eq!(marked, number(&receiver["marked"]), "{congestion:#}");
 }
 
-/// TV3 of docs/protocol.md §3: one frame, and the sender is told of that has sent nothing.
+/// TV3 of docs/protocol.md §3: one frame, a CNP for a sender without data.
 #[test]
-fn the_cnp_of_a_connectx_lowers_what_is_expected() {
+fn the_cnp_of_a_connectx_lowers_the_expected_rate() {
     let file = fixtures().join("congestion/connectx_cnp.pcap");
     let plain = text(&replay(&file, &[]));
     assert!(plain.contains("\n1 CNPs to 1 queue pairs; --congestion PRESET compares"), "{plain}");
@@ -225,7 +225,7 @@ fn the_cnp_of_a_connectx_lowers_what_is_expected() {
         let [sender] = &senders(&congestion)[..] else { panic!("{congestion:#}") };
         assert_eq!((&sender["address"], &sender["queue_pair"]), (&"10.0.18.1".into(), &0x118.into()));
         assert_eq!((&sender["cnps"], &sender["packets"]), (&1.into(), &0.into()));
-        // The rules mlx cut some time later.
+        // The rules of mlx cut some time later.
         let last = number(&sender["expected"]["last"]) / 25e9;
         assert!((0.5..0.9).contains(&last), "{preset}: {last}");
         let said = text(&replay(&file, &["--congestion", preset, "--line-rate", "25"]));
@@ -237,7 +237,7 @@ fn the_cnp_of_a_connectx_lowers_what_is_expected() {
     assert!(assumed.contains("line rate 100.000 Gb/s, assumed"), "{assumed}");
 }
 
-/// A recorder may keep the first bytes of each packet: lengths are those of the headers.
+/// A recorder may truncate packets: the lengths are those of the headers.
 #[test]
 fn packets_that_were_cut_count_in_full() {
     let directory = Scratch::new("cut");
@@ -289,7 +289,7 @@ fn cnp(to: u32) -> Vec<u8> {
     transport(0x81, to, 0, &[0; 16])
 }
 
-/// An RDMA WRITE Only of 8 bytes, of Unreliable Connection.
+/// An RDMA WRITE Only of 8 bytes over UC.
 fn write(to: u32, psn: u32) -> Vec<u8> {
     transport(0x2a, to, psn, &[reth(0x1000, 7, 8), vec![5; 8]].concat())
 }
@@ -298,7 +298,7 @@ fn headers() -> Frames {
     Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file")
 }
 
-/// Nothing but CNPs comes back to a sender of Unreliable Connection, so nothing tells its queue pair but them.
+/// A UC sender receives only CNPs, so only these name its queue pair.
 #[test]
 fn cnps_find_the_flow_that_they_are_for() {
     let directory = Scratch::new("one-way");
@@ -324,7 +324,7 @@ fn cnps_find_the_flow_that_they_are_for() {
         (true, cnp(0x11)),
         (true, cnp(0x12)),
     ]);
-    // Nothing tells which is whose.
+    // The flows of the CNPs are unknown.
     let unknown = [(None, 1, 0), (None, 2, 0), (Some(0x11), 0, 1), (Some(0x12), 0, 1)];
     assert_eq!(found(two.clone(), &options), unknown);
     assert!(text(&replay(&file, &options)).contains("qp ?: the queue pair of the sender and its CNPs are unknown"));
@@ -368,7 +368,7 @@ fn thousands_of_senders_are_bounded_and_no_time_is_too_odd() {
     let directory = Scratch::new("hostile");
     let file = directory.0.join("hostile.pcap");
     let options = ["--congestion", "mlx5"];
-    // A step of each sender's time costs something.
+    // Each step of a sender's time has a cost.
     let mut spread = headers().many(8000, |number| cnp(0x100 + number % 4000));
     spread.set_times(|number| number * 10_000_000_000);
     spread.write(&file);
@@ -382,7 +382,7 @@ fn thousands_of_senders_are_bounded_and_no_time_is_too_odd() {
     );
     assert!(said.contains("and 4064 more, which --json has"), "{said}");
     assert_eq!(senders(&report(&file, &options)).len(), 4096);
-    // Backwards, all at once, and years apart.
+    // In reverse order, all at once, and years apart.
     let traffic = |number: u32| if number.is_multiple_of(3) { cnp(0x11) } else { write(0x22, number) };
     let mut frames = headers().talk((0..600).map(|number: u32| (number.is_multiple_of(3), traffic(number))));
     for times in [
@@ -403,7 +403,7 @@ fn thousands_of_senders_are_bounded_and_no_time_is_too_odd() {
     }
 }
 
-/// The lengths, numbers and opcodes of a packet that was cut can't be checked by its ICRC.
+/// The lengths, numbers and opcodes of a truncated packet can't be checked by its ICRC.
 #[test]
 fn nothing_in_a_cut_packet_is_trusted() {
     let directory = Scratch::new("random");
@@ -427,7 +427,7 @@ fn nothing_in_a_cut_packet_is_trusted() {
     }
 }
 
-/// The manual shows what the command says.
+/// The manual shows the command's output.
 #[test]
 fn the_manual_shows_a_report() {
     let manual = std::fs::read_to_string(fixtures().join("../docs/congestion.md")).expect("the manual");

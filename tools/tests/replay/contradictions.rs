@@ -28,11 +28,11 @@ fn replayed(purpose: &str, talk: Talk) -> (Option<i32>, String) {
     (output.status.code(), text(&output))
 }
 
-/// What is said, the rule that it breaks unless something was under way when the capture began, and the same where it is
-/// lawful. A refusal is for good, whatever was under way.
+/// Each case has a contradiction, the rule that it breaks unless packets were in flight when the capture began, and a
+/// lawful variant. A NAK other than sequence error or RNR is final, whatever was in flight.
 #[test]
-fn what_was_said_is_not_taken_back() {
-    // From the middle of a connection, as its MSNs show, unless it begins with 1.
+fn contradictions_are_found() {
+    // From the middle of a connection, as its MSNs show, unless they begin with 1.
     let cases: [(&str, Talk, &str, Talk); 5] = [
         (
             "an MSN that goes back",
@@ -81,9 +81,9 @@ fn what_was_said_is_not_taken_back() {
     }
 }
 
-/// Behind a whole window nothing from before the capture is under way.
+/// After a whole window, no packet from before the capture is in flight.
 #[test]
-fn far_from_the_beginning_what_was_said_stands() {
+fn contradictions_after_a_window_are_violations() {
     let end = 66_000;
     let (status, said) = replayed(
         "far",
@@ -94,7 +94,7 @@ fn far_from_the_beginning_what_was_said_stands() {
     assert!(said.contains("VIOLATION nak-psn") && !said.contains("can account for it"), "{said}");
 }
 
-/// A NAK is for what was sent, as an ACK is: so much ahead nobody is.
+/// A NAK, like an ACK, names a PSN that was sent: no window is this large.
 #[test]
 fn a_nak_for_what_was_never_sent_is_found() {
     for (syndrome, rule) in [(SEQUENCE_ERROR, "nak-psn"), (RNR, "nak-psn"), (ACK, "ack-psn")] {
@@ -107,7 +107,7 @@ fn a_nak_for_what_was_never_sent_is_found() {
     }
 }
 
-/// Address and key are checked again with each packet: the engine refuses the first one, and that is the same refusal.
+/// Address and key are checked with each packet: the engine refuses the first one, which counts as the same refusal.
 #[test]
 fn a_message_may_be_refused_at_any_packet() {
     let kib = [7; 1024];

@@ -1,4 +1,4 @@
-//! Captures of traffic that keeps the rules, over networks that don't: none gives a false violation.
+//! Captures of conforming traffic over impaired networks: none gives a false violation.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use crate::program;
 use crate::wild::Frames;
 use crate::world::{Psns, Setup, Work, World};
 
-/// A file that goes when the test ends.
+/// A file that is removed when the test ends.
 struct Capture(PathBuf);
 
 impl Capture {
@@ -25,7 +25,7 @@ impl Capture {
         (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
     }
 
-    /// What is said of it, which must not be that a rule is broken.
+    /// The report, which must not contain a violation.
     #[track_caller]
     fn conforms(&self, what: &str) -> String {
         let (status, said) = self.replayed();
@@ -48,7 +48,7 @@ impl Drop for Capture {
     }
 }
 
-/// Conversations of a report.
+/// The conversations of a report.
 fn conversations(said: &str) -> Vec<&str> {
     said.lines().filter(|line| line.contains(" <> ")).collect()
 }

@@ -1,4 +1,4 @@
-//! Captures that come through a pipe, are compressed, or are still being written.
+//! Captures that come from a pipe, are compressed, or are still being written.
 
 use std::fs;
 use std::io::Write;
@@ -31,7 +31,8 @@ fn a_pipe_and_gzip_are_judged_as_a_file_is() {
     }
 }
 
-/// Ctrl-C ends the recorder too, and all of its capture is judged; where the recorder goes on, what came before is.
+/// Ctrl-C also ends the recorder, and its whole capture is judged; if the recorder continues, the part before is
+/// judged.
 #[test]
 fn ctrl_c_ends_a_live_capture_which_is_then_judged() {
     let bytes = fs::read(fixtures().join("rc_write.pcap")).expect("a capture");

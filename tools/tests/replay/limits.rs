@@ -1,4 +1,4 @@
-//! What a capture costs, what of it is left out, and that the verdict says so.
+//! The cost of captures, the parts that are left out, and the verdict's statement about them.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use crate::wild::{Frames, TUNNELS, reth, transport};
 use crate::{Scratch, fixtures, replay, text};
 
-/// A replay under limits of the kernel: no other program's load changes them.
+/// A replay under resource limits of the kernel, which do not depend on the load of other programs.
 pub(crate) fn limited(file: &Path, limits: &[&str], options: &[&str]) -> Output {
     let mut command = Command::new("prlimit");
     if std::env::var_os("ASAN_OPTIONS").is_some() {
@@ -39,7 +39,7 @@ fn writes(to: u32, first: u32, addresses: impl Iterator<Item = u64>) -> Vec<(boo
     each.collect()
 }
 
-/// Thousands of queue pairs, and READs of 2 GiB, cost what their packets cost.
+/// Thousands of queue pairs, and READs of 2 GiB: the cost is that of their packets.
 #[test]
 fn many_queue_pairs_and_long_reads_take_no_longer_than_their_packets() {
     let directory = Scratch::new("many");
@@ -49,15 +49,15 @@ fn many_queue_pairs_and_long_reads_take_no_longer_than_their_packets() {
         headers().many(800, |number| transport(0x0c, 0x100 + number, 5, &reth(0x1000, 7, 0x8000_0000)));
     for (what, frames, status) in [("8000 ACKs", acks, 3), ("800 READs of 2 GiB", reads, 0)] {
         frames.write(&file);
-        // 30 s and 3 s when each queue pair had an engine of its own.
+        // 30 s and 3 s when each queue pair had its own engine.
         let output = limited(&file, &["--cpu=2"], &[]);
         assert_eq!(output.status.code(), Some(status), "{what}: {}", text(&output));
     }
 }
 
-/// A capture says what it wants of memory, and gets what its packets cost.
+/// A capture determines how much memory it wants, and gets what its packets cost.
 #[test]
-fn a_read_of_a_gib_is_left_out_by_name() {
+fn a_read_of_a_gib_is_left_out_and_named() {
     let directory = Scratch::new("gib");
     let file = directory.0.join("gib.pcap");
     let read = transport(0x0c, 0x22, 100, &reth(0x1000, 7, 1 << 30));
@@ -70,7 +70,7 @@ fn a_read_of_a_gib_is_left_out_by_name() {
     assert!(said.trim_end().ends_with("2 ends not played"), "{said}");
 }
 
-/// WRITEs that are far from each other are a region each.
+/// WRITEs that are far from each other need a region each.
 #[test]
 fn writes_all_over_the_memory_are_played() {
     let directory = Scratch::new("far");
@@ -82,7 +82,7 @@ fn writes_all_over_the_memory_are_played() {
     assert!(said.contains("1500 compared in memory"), "{said}");
 }
 
-/// Flows that all might belong together are a guess, and cost what their packets cost.
+/// The pairing of flows with many candidates is a guess; the cost is that of their packets.
 #[test]
 fn flows_of_the_same_psns_are_bounded() {
     let directory = Scratch::new("flows");
@@ -93,16 +93,16 @@ fn flows_of_the_same_psns_are_bounded() {
     });
     let acks = (0..15_000).map(|qp| (true, transport(0x11, 0x8_0000 + qp, 5, &[0x1f, 0, 0, 1])));
     headers().talk(writes.chain(acks)).write(&file);
-    // 3 s when every possible pair was looked at.
+    // 3 s when every possible pair was examined.
     let output = limited(&file, &["--cpu=2"], &[]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(0), "{:?}", said.lines().last());
     assert!(said.contains("conversations not judged"), "{said}");
 }
 
-/// A verdict is of what was judged.
+/// A verdict covers only judged packets.
 #[test]
-fn a_verdict_says_what_it_is_not_of() {
+fn a_verdict_says_what_it_does_not_cover() {
     let directory = Scratch::new("part");
     let file = directory.0.join("part.pcap");
     let one_ack = headers().talk([(true, transport(0x11, 0x300, 9, &[0x1f, 0, 0, 1]))]);
@@ -129,9 +129,9 @@ fn a_verdict_says_what_it_is_not_of() {
     );
 }
 
-/// Bits that a link turned are nobody's opcode.
+/// Flipped bits do not make a manufacturer opcode.
 #[test]
-fn a_damaged_opcode_is_no_manufacturers() {
+fn a_damaged_opcode_is_no_manufacturer_opcode() {
     let directory = Scratch::new("opcode");
     let file = directory.0.join("opcode.pcap");
     let mut damaged = headers();
@@ -142,7 +142,7 @@ fn a_damaged_opcode_is_no_manufacturers() {
     assert!(!text(&replay(&file, &[])).contains("manufacturer"));
 }
 
-/// What is a manufacturer's ends the judging of its own connection, and of no later one.
+/// A manufacturer opcode ends the judging of its own connection, but not of a later one.
 #[test]
 fn a_manufacturers_opcode_ends_its_own_connection() {
     let directory = Scratch::new("foreign");
@@ -158,7 +158,7 @@ fn a_manufacturers_opcode_ends_its_own_connection() {
     assert!(last.contains("; 1 of 2 conversations judged only up to a manufacturer's opcode"), "{said}");
 }
 
-/// ferroce's own selective acknowledge is one, too: its connection is known by it, and judged up to there.
+/// ferroce's own selective acknowledge also has one: its connection is identified by it, and judged up to it.
 #[test]
 fn a_selective_acknowledge_ends_the_judging() {
     let directory = Scratch::new("selective");
@@ -184,7 +184,7 @@ fn a_selective_acknowledge_ends_the_judging() {
     assert!(said.trim_end().ends_with(end) && !said.contains("repeated"), "{said}");
 }
 
-/// What no manufacturer may use either is left out, and what is behind it is judged.
+/// A packet with a reserved opcode is left out, and the packets after it are judged.
 #[test]
 fn a_reserved_opcode_ends_nothing() {
     let directory = Scratch::new("reserved");
@@ -199,7 +199,7 @@ fn a_reserved_opcode_ends_nothing() {
         "{said}"
     );
     assert!(!said.contains("manufacturer") && said.contains("; 1 of 17 packets not judged"), "{said}");
-    // An ACK behind it is held to the rules.
+    // An ACK after it is checked.
     let mut broken = [writes(0x22, 100, 0..4), reserved(), writes(0x22, 105, 0..4)].concat();
     let ack = broken.last_mut().expect("the last ACK");
     ack.1[9] ^= 0x10;
@@ -239,7 +239,7 @@ fn the_connection_manager_pairs_anew() {
     }
 }
 
-/// A connection has the P_Key that it began with.
+/// A connection has the P_Key of its beginning.
 #[test]
 fn a_connection_may_have_another_pkey() {
     let directory = Scratch::new("pkey");
@@ -274,7 +274,7 @@ fn a_mac_address_is_not_an_ip_header() {
             "{mac:x?} {tunnel:?}: {said}"
         );
     }
-    // A listener's report over IPv6, and a RoCE packet behind a header of options.
+    // A multicast listener report over IPv6, and a RoCE packet after a header of options.
     let ipv6 = |next: u8, rest: &[u8]| {
         let mut packet = vec![0x60, 0, 0, 0, 0, rest.len() as u8, 0, 1];
         packet.extend([0xfe; 32]);
@@ -296,10 +296,10 @@ fn at_times(frames: Frames, times: impl Fn(u64) -> u64) -> Frames {
     frames
 }
 
-/// A capture of some kilobytes makes an engine send gigabytes: as far as it is kept it costs little, and what goes on
-/// and on is left out by name.
+/// A capture of some kilobytes makes an engine send gigabytes: what is kept costs little, and a queue pair that
+/// continues to send is left out and named.
 #[test]
-fn what_an_engine_repeats_is_bounded() {
+fn retransmissions_of_an_engine_are_bounded() {
     let long = || (false, transport(0x0c, 0x22, 1 << 31, &reth(0, 7, 30 << 20)));
     let first = (true, transport(0x0d, 0x11, 0, &[&[0, 0, 0, 1], &[7; 1024][..]].concat()));
     let second = (true, transport(0x0e, 0x11, 1, &[7; 1024]));
@@ -320,7 +320,7 @@ fn what_an_engine_repeats_is_bounded() {
     let file = directory.0.join("repeats.pcap");
     for (what, frames) in cases {
         frames.write(&file);
-        // From 1.8 to 5 GB, or not enough, when every packet was kept.
+        // 1.8 to 5 GB, or out of memory, when every packet was kept.
         let output = limited(&file, &["--as=300000000"], &[]);
         let said = text(&output);
         assert!(matches!(output.status.code(), Some(0 | 1)), "{what}: {:?}, {said}", output.status);
@@ -332,7 +332,7 @@ fn what_an_engine_repeats_is_bounded() {
     }
 }
 
-/// One queue pair that is left out takes nothing from the others of its engine.
+/// Leaving out one queue pair does not affect the others of its engine.
 #[test]
 fn only_the_queue_pair_that_repeats_is_left_out() {
     let directory = Scratch::new("beside");
@@ -347,7 +347,7 @@ fn only_the_queue_pair_that_repeats_is_left_out() {
     assert!(said.lines().last().is_some_and(|last| last.ends_with("; 1 ends not played")), "{said}");
 }
 
-/// Twice as long a capture costs about twice as much.
+/// A capture of twice the length costs about twice as much.
 #[test]
 fn long_captures_cost_what_their_packets_cost() {
     let ack = |psn: u32| (true, transport(0x11, 0x11, psn, &(0x1f00_0000 | (psn + 1)).to_be_bytes()));
@@ -381,7 +381,7 @@ fn long_captures_cost_what_their_packets_cost() {
     let file = directory.0.join("long.pcap");
     for (what, frames) in cases {
         frames.write(&file);
-        // 16 s and more when events were looked for among all the others.
+        // 16 s and more when events were searched in the whole list.
         let output = limited(&file, &["--cpu=8"], &[]);
         assert_eq!(output.status.code(), Some(0), "{what}: {:?}: {}", output.status, text(&output));
     }

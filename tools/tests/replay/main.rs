@@ -1,5 +1,4 @@
-//! Captures, replayed: each gives its report, no part of one gives a false violation, and what breaks a
-//! rule is found.
+//! Captures, replayed: each gives its report, no part of one gives a false violation, and violations are found.
 
 mod congestion;
 mod contradictions;
@@ -26,7 +25,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcap-fixtures")
 }
 
-/// Where captures are, each with a folder of their reports.
+/// The folders of captures, each with a folder of their reports.
 fn folders() -> [PathBuf; 3] {
     [fixtures(), fixtures().join("impaired"), fixtures().join("congestion")]
 }
@@ -39,7 +38,7 @@ fn captures() -> BTreeMap<String, PathBuf> {
     captures.map(|path| (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), path)).collect()
 }
 
-/// The command; `FERROCE_REPLAY_WITH` names another build of it, to compare with.
+/// The command; `FERROCE_REPLAY_WITH` names another build of it, for comparison.
 fn program() -> OsString {
     std::env::var_os("FERROCE_REPLAY_WITH").unwrap_or(env!("CARGO_BIN_EXE_ferroce").into())
 }
@@ -52,7 +51,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// `FERROCE_WRITE_REPORTS=1` writes them anew.
+/// `FERROCE_WRITE_REPORTS=1` writes them again.
 #[test]
 fn every_capture_gives_its_report() {
     let write = std::env::var_os("FERROCE_WRITE_REPORTS").is_some();
@@ -62,7 +61,7 @@ fn every_capture_gives_its_report() {
         let report = path.with_file_name("reports").join(format!("{name}.txt"));
         let output = replay(path, &[]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        // Whoever made these captures keeps the rules; one has nothing but READ responses.
+        // The sources of these captures conform; one capture has only READ responses.
         if !matches!(output.status.code(), Some(0 | 3)) {
             wrong.push(format!("{name}: {:?}: {}", output.status, said.lines().last().unwrap_or_default()));
         }
@@ -86,7 +85,7 @@ fn every_capture_gives_its_report() {
     assert!(wrong.is_empty(), "{} of {} reports:\n{}", wrong.len(), captures.len(), wrong.join("\n"));
 }
 
-/// A capture may begin and end anywhere, lack a packet, have only the beginning of each, or one direction.
+/// A capture may begin and end anywhere, lack a packet, be truncated, or have only one direction.
 #[test]
 fn no_part_of_a_capture_is_found_to_violate() {
     let mut random = Random::from_env("FERROCE_REPLAY_SEED");
@@ -110,10 +109,10 @@ fn no_part_of_a_capture_is_found_to_violate() {
             };
             let file = directory.0.join("part.pcap");
             part.write(&file);
-            // What is said of congestion control is no violation either.
+            // The report on congestion control contains no violation either.
             let output = replay(&file, &["--congestion", "mlx5"]);
             let seed = random.seed();
-            // Of some parts nothing is left to be judged.
+            // Some parts contain nothing to judge.
             assert!(
                 matches!(output.status.code(), Some(0 | 3)),
                 "{name}, {what}, from 0 (FERROCE_REPLAY_SEED={seed} cargo test -p ferroce-tools --test replay):\n{}",
@@ -129,7 +128,7 @@ fn no_part_of_a_capture_is_found_to_violate() {
 /// A recorded end that breaks a rule is named, with the rule.
 #[test]
 fn a_broken_rule_is_found_in_a_capture() {
-    /// What is done to the capture, and the side and rule that must be named.
+    /// The change of the capture, and the end and rule that must be named.
     struct Broken {
         what: &'static str,
         capture: &'static str,
@@ -139,7 +138,7 @@ fn a_broken_rule_is_found_in_a_capture() {
     }
     const ASKS: &str = "10.77.0.11 as recorded";
     const ANSWERS: &str = "10.77.0.12 as recorded";
-    // Frame numbers from 1, as `ferroce dissect` shows them.
+    // Frame numbers from 1, as in `ferroce dissect`.
     let broken = [
         Broken {
             what: "MSN counted twice",
@@ -268,11 +267,11 @@ fn a_broken_rule_is_found_in_a_capture() {
     }
 }
 
-/// A switch, or netem, delivers a packet twice: nobody sent it twice.
+/// A switch, or netem, duplicates a packet: its sender sent it once.
 #[test]
-fn copies_of_the_network_are_nobodys_second_word() {
+fn network_copies_are_no_violation() {
     let directory = Scratch::new("copies");
-    // A sequence error NAK, refusals for good, an RNR NAK, and the packet that comes again behind it.
+    // A sequence error NAK, final refusals, an RNR NAK, and the packet retransmitted after it.
     for (capture, number) in
         [("rc_write_loss", 6), ("rc_nak_access", 2), ("rc_rnr_nak", 2), ("rc_rnr_nak", 3)]
     {
@@ -287,7 +286,7 @@ fn copies_of_the_network_are_nobodys_second_word() {
     }
 }
 
-/// A capture of which nothing can be said is not said to conform.
+/// A capture without anything to judge does not count as conforming.
 #[test]
 fn nothing_to_judge_is_a_verdict_of_its_own() {
     let directory = Scratch::new("nothing");
@@ -320,7 +319,7 @@ fn nothing_to_judge_is_a_verdict_of_its_own() {
             serde_json::from_slice(&replay(&file, &["--json"]).stdout).expect("JSON");
         assert_eq!(json["verdict"], "nothing-to-judge", "{what}");
     }
-    // In a VXLAN, and behind two MPLS labels, with and without Ethernet: it is opened and judged.
+    // In a VXLAN, and after two MPLS labels, with and without Ethernet: it is decoded and judged.
     for tunnel in wild::TUNNELS {
         let mut frames = whole.clone();
         (1..=count).for_each(|number| frames.tunnel(number, tunnel));
@@ -332,7 +331,7 @@ fn nothing_to_judge_is_a_verdict_of_its_own() {
     }
 }
 
-/// A READ of 4 KiB from PSN 100 on, under a path MTU of 1024, and WRITEs at these PSNs.
+/// A READ of 4 KiB starting at PSN 100, with a path MTU of 1024, and WRITEs at these PSNs.
 fn read_then_writes(headers: &Frames, psns: [u32; 3]) -> Frames {
     let kib = [7; 1024];
     let mut packets = vec![(false, transport(0x0c, 0x22, 100, &reth(0x1000, 7, 4096)))];
@@ -362,7 +361,7 @@ fn an_address_that_nobody_has_is_refused_by_name() {
     assert_eq!((ends, report["verdict"].as_str()), (3, Some("differs-lawfully")));
 }
 
-/// A folder that goes when the test ends.
+/// A folder that is removed when the test ends.
 struct Scratch(PathBuf);
 
 impl Scratch {

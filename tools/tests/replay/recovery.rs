@@ -1,14 +1,14 @@
-//! What is sent again, and what it is counted as: a repeat of its sender, or a copy of the network.
+//! Repeated packets, counted as retransmissions of their sender or as copies made by the network.
 
 use crate::wild::{Frames, reth, transport};
 use crate::{Scratch, fixtures, replay, text};
 
 const SEQUENCE_ERROR: u8 = 0x60;
 
-/// What one side asks for, or the other answers: from their headers on.
+/// The packets of a conversation, from the BTH on; the flag marks those of the responder.
 type Talk = Vec<(bool, Vec<u8>)>;
 
-/// A packet of a WRITE of 4 KiB, under a path MTU of 1024.
+/// A packet of a WRITE of 4 KiB, with a path MTU of 1024.
 fn write(psn: u32) -> (bool, Vec<u8>) {
     let kib = [psn as u8; 1024];
     let (opcode, front) = match psn % 4 {
@@ -24,7 +24,7 @@ fn answer(psn: u32, syndrome: u8, msn: u8) -> (bool, Vec<u8>) {
     (true, transport(0x11, 0x11, psn, &[syndrome, 0, 0, msn]))
 }
 
-/// A conversation with these identifications by the number of the packet.
+/// A conversation with these identifications, by packet number.
 fn frames(talk: Talk, identification: impl Fn(usize) -> u16) -> Frames {
     let headers = Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file");
     let mut frames = headers.talk(talk);
@@ -43,8 +43,8 @@ fn report(purpose: &str, frames: &Frames) -> String {
     said
 }
 
-/// Linux gives packets of UDP sockets the identification 0, or 0, 1, 2 and so on in each burst: a repeat is the same to
-/// the last bit.
+/// Linux gives packets of UDP sockets the identification 0, or 0, 1, 2 and so on in each burst: a retransmission is
+/// bit-identical.
 #[test]
 fn repeats_of_a_sender_that_does_not_number_are_no_copies() {
     let talk = || -> Talk {
@@ -56,16 +56,16 @@ fn repeats_of_a_sender_that_does_not_number_are_no_copies() {
         let said = report("repeats", &frames(talk(), |number| ((number - number / 17) % burst) as u16));
         assert!(said.contains("32 requests, 0 responses, 16 repeated\n"), "{what}:\n{said}");
     }
-    // A counter tells: the second ones of its packets were never sent.
+    // With a counter, the second ones were never sent by the host.
     let copied = (100..116).map(write).chain((100..116).map(write));
     let copied = copied.chain([answer(115, 0x1f, 4)]).collect();
     let said = report("repeats", &frames(copied, |number| 500 + number as u16 % 16));
     assert!(said.contains("16 requests, 0 responses, 16 copies by the network\n"), "{said}");
 }
 
-/// Where a packet comes again right behind itself nobody can tell who made the second one.
+/// If a packet is repeated directly after itself, the origin of the second one is unknown.
 #[test]
-fn what_can_not_be_told_apart_is_said() {
+fn indistinguishable_repeats_are_reported() {
     let talk = vec![write(100), write(101), write(101), write(102), write(103), answer(103, 0x1f, 1)];
     let said = report("twins", &frames(talk, |_| 0));
     assert!(
@@ -74,14 +74,14 @@ fn what_can_not_be_told_apart_is_said() {
     );
 }
 
-/// The first request behind a NAK that goes back is the restart: not what was on its way, be it of an earlier restart, and
-/// also what was lost before it was recorded.
+/// The restart is the first retransmitted request after a NAK. Packets in flight, possibly of an earlier restart, do
+/// not count, nor do packets that were lost before the recording point.
 #[test]
-fn a_restart_is_told_from_what_was_on_its_way() {
+fn a_restart_is_distinguished_from_packets_in_flight() {
     let nak = |psn| answer(psn, SEQUENCE_ERROR, 0);
     let some = |psns: std::ops::Range<u32>| psns.map(write);
     let ack = || [answer(111, 0x1f, 3)];
-    // 10 us from one to the next.
+    // 10 us between packets.
     let cases: [(&str, Talk, [&str; 2]); 3] = [
         (
             "lost behind the recorder",
@@ -128,7 +128,7 @@ fn a_restart_is_told_from_what_was_on_its_way() {
             assert!(said.contains(&format!("from NAK to repeat: {reaction}")), "{what}:\n{said}");
         }
     }
-    // From PSN 104 on: the identifications tell whether 102 and 103 came first.
+    // From PSN 104 on: the identifications show whether 102 and 103 were sent before.
     let late = || -> Talk {
         some(100..108).chain([nak(102)]).chain(some(104..108)).chain(some(102..112)).chain(ack()).collect()
     };
@@ -148,16 +148,16 @@ fn a_restart_is_told_from_what_was_on_its_way() {
     }
 }
 
-/// An answer that comes again has the MSN of now, which counts messages that are known only in part.
+/// A repeated response has the current MSN, which counts messages that are only partly known.
 #[test]
 fn an_answer_that_comes_again_counts_what_was_not_recorded() {
     let capture = fixtures().join("impaired/loss_verbs_8_behind.pcap");
-    // The first packet of a SEND is missing, and a READ from before it is answered again, with MSN 6.
+    // The first packet of a SEND is missing, and an earlier READ is answered again, with MSN 6.
     let frames = Frames::read(&capture).expect("a pcap file").without(95);
     report("again", &frames);
 }
 
-/// A READ that is taken up again in a capture that begins behind its first request: the answers to that one still come, and
+/// A resumed READ in a capture that begins after its first request: the capture has responses to the first request, and
 /// then those to the rest.
 #[test]
 fn a_read_from_before_the_capture_is_answered_in_its_own_shape() {

@@ -1,4 +1,4 @@
-//! What is no RoCE packet is counted by what it is, by `replay` and by `dissect`.
+//! Frames without a RoCE packet are counted by kind, by `replay` and by `dissect`.
 
 use std::process::Command;
 
@@ -58,7 +58,7 @@ fn what_is_not_opened_is_counted_by_name() {
         let dissected = dissect.arg("dissect").arg(&file).output().expect("ferroce runs");
         assert!(text(&dissected).contains(&format!("not opened: {name} x1\n")), "{}", text(&dissected));
     }
-    // All in one: people are shown the most frequent, and --json has all of them.
+    // All in one: the text shows the most frequent, and --json has all of them.
     let real = Frames::read(&fixtures().join("rc_send.pcap")).expect("a pcap file");
     let all = Frames::raw(cases.iter().map(|(_, frame)| frame.clone()).collect());
     real.and(all).write(&file);

@@ -1,5 +1,5 @@
-//! Datagrams and messages of UC, which nobody sends again and nobody puts in order: what the network does to them accuses
-//! neither end.
+//! Datagrams and UC messages, which are neither retransmitted nor reordered by the receiver: effects of the network on
+//! them are violations of neither end.
 
 use crate::wild::{Frames, transport};
 use crate::{Scratch, fixtures, replay, text};
@@ -11,7 +11,7 @@ const UC_SEND: [u8; 4] = [0x20, 0x21, 0x21, 0x22];
 
 const FOUR_COPIES: &str = ", 4 copies by the network";
 
-/// What is sent, by number.
+/// The payload of the message with this number.
 fn body(number: u32) -> Vec<u8> {
     (0..1024).map(|at| (at + 7 * number) as u8).collect()
 }
@@ -20,7 +20,7 @@ fn datagram(psn: u32, number: u32) -> Vec<u8> {
     transport(UD_SEND_ONLY, 0x22, psn, &[&[0x11; 4][..], &[0, 0, 0, 0x11], &body(number)].concat())
 }
 
-/// Forty of them.
+/// Forty datagrams.
 fn datagrams() -> Vec<Vec<u8>> {
     (0..40).map(|number| datagram((0xff_fff0 + number) & 0xff_ffff, number)).collect()
 }
@@ -33,7 +33,7 @@ fn messages() -> Vec<Vec<u8>> {
     long.chain(short).collect()
 }
 
-/// Each packet of these numbers comes twice, the second one so many packets later.
+/// Duplicates each packet of these numbers, `later` packets later.
 fn copied(mut packets: Vec<Vec<u8>>, numbers: &[usize], later: usize) -> Vec<Vec<u8>> {
     for number in numbers.iter().rev() {
         let copy = packets[*number].clone();
@@ -42,7 +42,7 @@ fn copied(mut packets: Vec<Vec<u8>>, numbers: &[usize], later: usize) -> Vec<Vec
     packets
 }
 
-/// Each packet of these numbers comes so many packets later.
+/// Delays each packet of these numbers by `later` packets.
 fn late(mut packets: Vec<Vec<u8>>, numbers: &[usize], later: usize) -> Vec<Vec<u8>> {
     for number in numbers.iter().rev() {
         let packet = packets.remove(*number);
@@ -78,7 +78,7 @@ fn datagrams_come_twice_and_late_by_nobodys_fault() {
     }
 }
 
-/// Nobody looks at the PSN of a datagram: a sender may leave it as it is.
+/// Receivers ignore the PSN of a datagram: a sender may leave it constant.
 #[test]
 fn datagrams_of_one_psn_are_as_many() {
     let (status, said) = said("one-psn", (0..20).map(|number| datagram(7, number % 15)).collect());
@@ -87,12 +87,12 @@ fn datagrams_of_one_psn_are_as_many() {
     assert!(said.contains("20 posted") && said.contains("20 compared in memory (20480 bytes)"), "{said}");
 }
 
-/// A receiver of UC drops a message in which the PSNs do not follow each other, and takes any packet that begins one.
+/// A UC receiver drops a message with missing PSNs, and accepts any packet that begins a message.
 #[test]
-fn messages_of_uc_come_twice_and_late_by_nobodys_fault() {
+fn duplicate_and_late_uc_messages_are_no_violation() {
     for (what, packets, copies, long, short) in [
         ("as sent", messages(), "", 10, 10),
-        // The copies of a First and of an Only begin anew.
+        // The copies of a First and of an Only begin a message again.
         ("copies", copied(messages(), &[1, 8, 17, 44], 0), FOUR_COPIES, 8, 11),
         ("late copies", copied(messages(), &[2, 14, 18, 44], 3), FOUR_COPIES, 7, 11),
         ("late", late(messages(), &[1, 9, 17, 44], 1), "", 7, 10),

@@ -1,5 +1,5 @@
-//! What a verdict is of: only flows are paired, what was not judged or not played is counted, and the exit status
-//! is 0 only for work that was done.
+//! The coverage of a verdict: only unambiguous flows are paired, packets that were not judged or not played are
+//! counted, and the exit status is 0 only if work was done.
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::{Scratch, fixtures, replay, text};
 const ACK: u8 = 0x11;
 const READ_ONLY_RESPONSE: u8 = 0x10;
 
-/// What one side asks for, or the other answers: from their headers on.
+/// The packets of a conversation, from the BTH on; the flag marks those of the responder.
 type Talk = Vec<(bool, Vec<u8>)>;
 
 fn headers() -> Frames {
@@ -48,9 +48,9 @@ fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// What breaks a rule does not undo the pairing by which it is judged.
+/// A violation does not undo the pairing by which it is judged.
 #[test]
-fn the_only_flows_there_are_belong_together() {
+fn the_only_two_flows_are_paired() {
     let cases: [(&str, Talk, &str); 3] = [
         (
             "200 bytes for a READ of 100",
@@ -80,10 +80,10 @@ fn the_only_flows_there_are_belong_together() {
     }
 }
 
-/// It is acknowledged once more behind its own answer, which the capture may lack (`ferroce_answers_reorder_verbs_8` without
-/// frame 157): that is said, and accuses nobody.
+/// It is acknowledged again after its own response, which the capture may lack (`ferroce_answers_reorder_verbs_8`
+/// without frame 157): this is noted, and is no violation.
 #[test]
-fn an_ack_for_an_atomic_alone_is_said() {
+fn an_ack_without_the_atomic_response_is_noted() {
     let (output, said) = said("alone", vec![fetch_add(100), answer(ACK, 100, 1, 0)], &[]);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(
@@ -92,18 +92,18 @@ fn an_ack_for_an_atomic_alone_is_said() {
     );
 }
 
-/// Its MSN counts messages from before the capture, and so may be what it answers: a repeat is acknowledged by the newest
-/// PSN, that of the atomic (seen from rdma_rxe, `ferroce_asks_delay_verbs_8`, frames 24 to 37).
+/// Its MSN counts messages from before the capture, and it may answer one of them: a retransmission is acknowledged
+/// with the newest PSN, that of the atomic (seen from rdma_rxe, `ferroce_asks_delay_verbs_8`, frames 24 to 37).
 #[test]
-fn an_ack_for_an_atomic_may_be_to_what_was_before_the_capture() {
+fn an_ack_for_an_atomic_may_answer_a_request_before_the_capture() {
     let (output, said) = said("late", vec![fetch_add(100), answer(ACK, 100, 4, 0)], &[]);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(!said.contains("VIOLATION"), "{said}");
 }
 
-/// Beside another connection its answer may be that of a third one: a guess, which is said.
+/// With another connection its response may belong to a third one: the pairing is a guess, which is reported.
 #[test]
-fn what_breaks_a_rule_beside_another_connection_is_not_acquitted() {
+fn a_violation_next_to_another_connection_is_reported() {
     for psn in [100, 500] {
         let to = |(is_answer, mut bytes): (bool, Vec<u8>)| {
             bytes[7] += 0x22;
@@ -120,7 +120,7 @@ fn what_breaks_a_rule_beside_another_connection_is_not_acquitted() {
     }
 }
 
-/// An answer to what was not recorded is not acquitted.
+/// A response to an unrecorded request does not count as conforming.
 #[test]
 fn an_answer_that_fits_no_request_is_not_judged() {
     for (what, psn) in [("a little ahead", 105), ("of another connection", 0x60_0000)] {
@@ -147,18 +147,18 @@ fn an_answer_that_fits_no_request_is_not_judged() {
     assert!(said.trim_end().ends_with("; 1 of 2 packets not judged"), "{said}");
 }
 
-/// An end of which no packet was recorded does not conform.
+/// An end without any recorded packet does not conform.
 #[test]
-fn of_an_end_that_was_silent_nothing_is_said() {
+fn a_silent_end_gets_no_verdict() {
     let (output, said) = said("silent", vec![write(100), write(101)], &[]);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(said.contains("10.77.0.11 as recorded: conforms; 2 requests"), "{said}");
     assert!(said.contains("10.77.0.12 as recorded: nothing to judge; 0 requests, 0 responses\n"), "{said}");
 }
 
-/// What the engine was not given, and what is damaged, is counted in the last line.
+/// Packets that the engine did not get, and damaged ones, are counted in the last line.
 #[test]
-fn what_is_not_judged_or_not_played_is_counted() {
+fn unjudged_and_unplayed_packets_are_counted() {
     let gap = vec![write(100), write(102), answer(ACK, 102, 2, 0)];
     let uc = |opcode, psn, payload: usize| (false, transport(opcode, 0x22, psn, &vec![7; payload]));
     let cases = [
@@ -182,9 +182,9 @@ fn what_is_not_judged_or_not_played_is_counted() {
     assert!(role.trim_end().ends_with("; 1 ends not played"), "{role}");
 }
 
-/// A pair that can't be is refused, with what there is.
+/// An impossible pair is rejected, with the existing queue pairs.
 #[test]
-fn a_pair_that_can_not_be_is_refused() {
+fn an_impossible_pair_is_refused() {
     let file = fixtures().join("rc_send.pcap");
     let output = replay(&file, &["--pair", "1:2"]);
     let said = text(&output);
@@ -208,9 +208,9 @@ fn a_pair_that_can_not_be_is_refused() {
     assert!(!text(&lawful).contains("guessed"), "{}", text(&lawful));
 }
 
-/// 1 is for a rule that is broken, not for a full disk.
+/// Status 1 is for a broken rule, not for a full disk.
 #[test]
-fn a_report_that_can_not_be_written_is_no_broken_rule() {
+fn a_report_that_can_not_be_written_is_no_violation() {
     for (command, file) in [("replay", "rc_send.pcap"), ("dissect", "rc_send.pcap")] {
         let full = OpenOptions::new().write(true).open("/dev/full").expect("there is a full device");
         let mut program = Command::new(env!("CARGO_BIN_EXE_ferroce"));
@@ -223,7 +223,7 @@ fn a_report_that_can_not_be_written_is_no_broken_rule() {
     }
 }
 
-/// Two limited members of a partition have nothing to say to each other.
+/// Two limited members of a partition must not communicate.
 #[test]
 fn limited_members_may_not_talk_to_each_other() {
     let with = |(is_answer, mut bytes): (bool, Vec<u8>), pkey: u16| {
@@ -238,7 +238,7 @@ fn limited_members_may_not_talk_to_each_other() {
     }
 }
 
-/// A recorder that is killed leaves a record that is cut: what is before it is judged, and the last line says so.
+/// A recorder that was killed leaves a truncated record: the part before it is judged, and the last line says so.
 #[test]
 fn a_file_that_is_cut_is_judged_up_to_there() {
     let directory = Scratch::new("cut");
@@ -259,16 +259,16 @@ fn a_file_that_is_cut_is_judged_up_to_there() {
         assert!(last.contains("the file ends after"), "{said}");
         assert!(json(&replay(&file, &["--json"]))["damage"].is_string());
     }
-    // What breaks a rule does so in a part, too.
+    // A violation in a part counts, too.
     let broken = directory.0.join("broken.pcap");
     headers().talk([read(100, 100), answer(READ_ONLY_RESPONSE, 100, 1, 200), write(101)]).write(&broken);
     let broken = cut("broken-cut.pcap", broken, 3);
     assert_eq!(replay(&broken, &[]).status.code(), Some(1));
 }
 
-/// Where there is nothing to judge the last line says what there is instead, and what helps.
+/// If there is nothing to judge, the last line says what was found instead, and the remedy.
 #[test]
-fn nothing_to_judge_says_what_was_seen_instead() {
+fn nothing_to_judge_lists_what_was_found() {
     let directory = Scratch::new("instead");
     let file = directory.0.join("instead.pcap");
     let whole = headers();
@@ -302,7 +302,7 @@ fn nothing_to_judge_says_what_was_seen_instead() {
     }
 }
 
-/// What is behind a manufacturer's packet that begins a capture is judged as if the capture began there.
+/// Packets after a manufacturer packet that begins a capture are judged as if the capture began there.
 #[test]
 fn a_manufacturers_opcode_in_front_hides_nothing() {
     let foreign = (false, transport(0xc5, 0x22, 100, &[0; 64]));

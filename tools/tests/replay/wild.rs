@@ -1,16 +1,16 @@
-//! Captures that are taken apart, changed and put together again.
+//! Captures that are parsed, changed and written again.
 
 use std::path::Path;
 
 use ferroce_driver::pcap::{LinkType, Reader};
 use ferroce_wire::{Bth, ICRC_LEN, NetworkHeader, Packet, icrc};
 
-/// The Ethernet frames of a capture, with their times and how long they were.
+/// The Ethernet frames of a capture, with their times and original lengths.
 #[derive(Clone)]
 pub(crate) struct Frames(Vec<(u64, Vec<u8>, u32)>);
 
 impl Frames {
-    /// `None` if there is something else in it.
+    /// `None` if the capture contains other frames.
     pub(crate) fn read(path: &Path) -> Option<Frames> {
         let mut reader = Reader::open(path).expect("a capture");
         let mut frames = Vec::new();
@@ -27,7 +27,7 @@ impl Frames {
         self.0.len()
     }
 
-    /// Those from one to before another, counted from 0.
+    /// The frames of a range, counted from 0.
     pub(crate) fn part(&self, from: usize, to: usize) -> Frames {
         Frames(self.0[from..to].to_vec())
     }
@@ -39,14 +39,14 @@ impl Frames {
         frames
     }
 
-    /// Each no longer than that, as `tcpdump -s` records them.
+    /// Truncated to this length, as by `tcpdump -s`.
     pub(crate) fn cut(&self, length: usize) -> Frames {
         let mut frames = self.clone();
         frames.0.iter_mut().for_each(|(_, bytes, _)| bytes.truncate(length));
         frames
     }
 
-    /// Only those that one side sent: that of the frame `number`, counted from 0.
+    /// Only those of one sender: that of the frame `number`, counted from 0.
     pub(crate) fn one_way(&self, number: usize) -> Frames {
         let source = |frame: &[u8]| frame.get(6..12).map(<[u8]>::to_vec);
         let wanted = source(&self.0[number].1);
@@ -69,7 +69,7 @@ impl Frames {
         std::fs::write(path, bytes).expect("the file can be written");
     }
 
-    /// Changes a frame, counted from 1, from its BTH on, and makes its ICRC right again.
+    /// Changes a frame, counted from 1, starting at its BTH, and corrects its ICRC.
     pub(crate) fn edit(&mut self, number: usize, change: impl FnOnce(&mut [u8])) {
         let frame = &mut self.0[number - 1].1;
         let packet = Packet::decode(frame).expect("a RoCE packet");
@@ -82,13 +82,13 @@ impl Frames {
         frame[end..end + ICRC_LEN].copy_from_slice(&right.to_le_bytes());
     }
 
-    /// Changes a frame over IPv4, counted from 1, from its network header on, and makes its ICRC right again.
+    /// Changes an IPv4 frame, counted from 1, starting at its network header, and corrects its ICRC.
     pub(crate) fn edit_network(&mut self, number: usize, change: impl FnOnce(&mut [u8])) {
         change(&mut self.0[number - 1].1[ETHERNET..]);
         self.edit(number, |_| {});
     }
 
-    /// Gives each packet over IPv4 an identification, by its number from 0.
+    /// Sets the identification of each IPv4 packet, by its number from 0.
     pub(crate) fn identify(&mut self, identification: impl Fn(usize) -> u16) {
         for number in 0..self.len() {
             let bytes = identification(number).to_be_bytes();
@@ -96,13 +96,13 @@ impl Frames {
         }
     }
 
-    /// Gives a packet over IPv4, counted from 1, another UDP source port.
+    /// Sets the UDP source port of an IPv4 packet, counted from 1.
     pub(crate) fn set_port(&mut self, number: usize, port: u16) {
         self.0[number - 1].1[ETHERNET + 20..ETHERNET + 22].copy_from_slice(&port.to_be_bytes());
         self.edit(number, |_| {});
     }
 
-    /// Puts a GRH in the place of the IPv4 and UDP headers of a frame, counted from 1.
+    /// Replaces the IPv4 and UDP headers of a frame, counted from 1, by a GRH.
     pub(crate) fn make_roce_v1(&mut self, number: usize) {
         let frame = &mut self.0[number - 1].1;
         let packet = Packet::decode(frame).expect("a RoCE packet");
@@ -121,7 +121,7 @@ impl Frames {
         self.edit(number, |_| {});
     }
 
-    /// Takes bytes away from the end of a packet over IPv4, counted from 1, before its ICRC.
+    /// Removes bytes before the ICRC of an IPv4 packet, counted from 1.
     pub(crate) fn shorten(&mut self, number: usize, bytes: usize) {
         let frame = &mut self.0[number - 1].1;
         let end = frame.len() - ICRC_LEN;
@@ -132,20 +132,20 @@ impl Frames {
         }
     }
 
-    /// Puts a frame, counted from 1, into the capture once more, right behind.
+    /// Duplicates a frame, counted from 1, directly after itself.
     pub(crate) fn repeat(&mut self, number: usize) {
         let (time, frame, original) = self.0[number - 1].clone();
         self.0.insert(number, (time + 1000, frame, original));
     }
 
-    /// Makes the ICRC of a frame, counted from 1, wrong.
+    /// Invalidates the ICRC of a frame, counted from 1.
     pub(crate) fn damage(&mut self, number: usize) {
         if let Some(last) = self.0[number - 1].1.last_mut() {
             *last ^= 0xff;
         }
     }
 
-    /// Puts four bytes of options into the IPv4 header of a frame, counted from 1.
+    /// Adds four bytes of options to the IPv4 header of a frame, counted from 1.
     pub(crate) fn give_options(&mut self, number: usize) {
         let (_, frame, original) = &mut self.0[number - 1];
         frame[ETHERNET] = 0x46;
@@ -155,21 +155,21 @@ impl Frames {
         *original += 4;
     }
 
-    /// Keeps so many bytes of a frame, counted from 1, and says that it had no more.
+    /// Truncates a frame, counted from 1, and its original length.
     pub(crate) fn cut_silently(&mut self, number: usize, length: usize) {
         let (_, frame, original) = &mut self.0[number - 1];
         frame.truncate(length);
         *original = frame.len() as u32;
     }
 
-    /// Puts bytes in the place of the EtherType of a frame, counted from 1, and this behind them.
+    /// Replaces the EtherType of a frame, counted from 1, by these bytes.
     pub(crate) fn wrap(&mut self, number: usize, front: &[u8]) {
         let (_, frame, original) = &mut self.0[number - 1];
         frame.splice(ETHERNET - 2..ETHERNET - 2, front.iter().copied());
         *original = frame.len() as u32;
     }
 
-    /// Puts a frame, counted from 1, into a tunnel.
+    /// Encapsulates a frame, counted from 1, in a tunnel.
     pub(crate) fn tunnel(&mut self, number: usize, tunnel: Tunnel) {
         let (_, frame, original) = &mut self.0[number - 1];
         let macs = frame[..12].to_vec();
@@ -215,12 +215,12 @@ impl Frames {
         *original = frame.len() as u32;
     }
 
-    /// So many frames with the link and network headers of the first, and these transports.
+    /// `count` frames with the link and network headers of the first one, and these transports.
     pub(crate) fn many(&self, count: u32, transport: impl Fn(u32) -> Vec<u8>) -> Frames {
         self.talk((0..count).map(|number| (false, transport(number))))
     }
 
-    /// Frames with the link and network headers of the first, or those of its answers, and these transports.
+    /// Frames with the link and network headers of the first one, or those of its responses, and these transports.
     pub(crate) fn talk(&self, packets: impl IntoIterator<Item = (bool, Vec<u8>)>) -> Frames {
         let (time, first, _) = &self.0[0];
         let frames = packets.into_iter().zip(0..).map(|((is_answer, transport), number)| {
@@ -246,13 +246,13 @@ impl Frames {
         frames
     }
 
-    /// Gives each frame another time, in nanoseconds behind the first, by its number from 0.
+    /// Sets the time of each frame, in nanoseconds after the first one, by its number from 0.
     pub(crate) fn set_times(&mut self, times: impl Fn(u64) -> u64) {
         let start = self.0.first().map_or(0, |(time, ..)| *time);
         self.0.iter_mut().zip(0..).for_each(|((time, ..), number)| *time = start + times(number));
     }
 
-    /// These Ethernet frames, one a microsecond.
+    /// These Ethernet frames, one per microsecond.
     pub(crate) fn raw(frames: Vec<Vec<u8>>) -> Frames {
         let each = frames.into_iter().zip(1..);
         Frames(
@@ -261,7 +261,7 @@ impl Frames {
         )
     }
 
-    /// Those of both, the other's behind.
+    /// The frames of both, those of `other` last.
     pub(crate) fn and(mut self, mut other: Frames) -> Frames {
         let (end, start) =
             (self.0.last().map_or(0, |last| last.0), other.0.first().map_or(0, |first| first.0));
@@ -270,7 +270,7 @@ impl Frames {
         self
     }
 
-    /// Changes bytes of a frame, counted from 1, from its BTH on, as a bad link does: its ICRC is wrong then.
+    /// Changes bytes of a frame, counted from 1, starting at its BTH, as a bad link does: its ICRC is wrong then.
     pub(crate) fn corrupt(&mut self, number: usize, at: usize, byte: u8) {
         self.0[number - 1].1[ETHERNET + 28 + at] = byte;
     }
@@ -280,12 +280,12 @@ impl Frames {
         self.0[number - 1].1[at] = byte;
     }
 
-    /// Changes the destination's MAC address of a frame, counted from 1.
+    /// Changes the destination MAC address of a frame, counted from 1.
     pub(crate) fn send_to(&mut self, number: usize, mac: [u8; 6]) {
         self.0[number - 1].1[..6].copy_from_slice(&mac);
     }
 
-    /// Moves a frame and all behind it to the front by so many nanoseconds.
+    /// Moves a frame and all later ones to an earlier time.
     pub(crate) fn hurry(&mut self, number: usize, nanoseconds: u64) {
         for (time, ..) in &mut self.0[number - 1..] {
             *time -= nanoseconds;
@@ -298,7 +298,7 @@ const ETHERNET: usize = 14;
 /// The header of network 42.
 const VXLAN: [u8; 8] = [8, 0, 0, 0, 0, 0, 42, 0];
 
-/// What a frame can travel in.
+/// The encapsulation of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tunnel {
     MplsIp,
@@ -306,7 +306,7 @@ pub(crate) enum Tunnel {
     /// Without a control word.
     MplsBare,
     Vxlan,
-    /// To the port that Linux takes by itself.
+    /// To Linux' default port.
     VxlanOfLinux,
     VxlanInVxlan,
     Gre,

@@ -1,4 +1,4 @@
-//! Captures that are made here: two ends over a simulated network that does to frames what it likes.
+//! Simulated captures: two ends over a network that impairs frames.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use ferroce_driver_test_support::random::Random;
 /// The first PSNs of both ends by the number of the queue pair.
 pub(crate) type Psns = fn(u32) -> [u32; 2];
 
-/// How two ends are connected.
+/// The connection of two ends.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Setup {
     /// The ACK timeout, 4.096 µs · 2^N.
     pub(crate) timeout: u8,
     pub(crate) path_mtu: PathMtu,
-    /// That of each end.
+    /// The configuration of each end.
     pub(crate) configs: [Config; 2],
     pub(crate) traffic_class: u8,
     /// The end whose port is recorded.
@@ -45,14 +45,14 @@ impl Default for Setup {
     }
 }
 
-/// Both ends; what passes the port of one is recorded.
+/// Both ends; the frames at one end's port are recorded.
 pub(crate) struct World {
     ends: [End; 2],
     network: SimNetwork,
     now: Nanos,
     path_mtu: PathMtu,
     traffic_class: u8,
-    /// Of the first end's queue pairs, when the last frame passed its port.
+    /// The states of the first end's queue pairs when the last frame passed its port.
     pub(crate) reactions: Vec<Option<ReactionState>>,
 }
 
@@ -61,12 +61,12 @@ struct End {
     cq: Cq,
     mr: Mr,
     qps: Vec<Qp>,
-    /// Work requests of each that are not complete.
+    /// Outstanding work requests of each.
     outstanding: Vec<usize>,
     gid: Gid,
 }
 
-/// What can be posted.
+/// The work requests that can be posted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
     Write,
@@ -81,7 +81,7 @@ impl Work {
         [Work::Write, Work::Send, Work::Read, Work::FetchAdd, Work::CompareSwap];
 }
 
-/// Bytes of memory for each queue pair: what comes, what it sends from, and what it asks for.
+/// Bytes of memory for each queue pair: for received data, sent data, and requested data.
 const ROOM: u64 = 3 * PART;
 const PART: u64 = 8192;
 /// A work request that is not counted as outstanding.
@@ -110,7 +110,7 @@ impl World {
         world
     }
 
-    /// Takes the two queue pairs of a number from RESET to RTS.
+    /// Takes both queue pairs with this number from RESET to RTS.
     pub(crate) fn connect(&mut self, qp: usize, psns: [u32; 2], timeout: u8) {
         let peers = [0, 1].map(|end| (self.ends[end].gid, self.ends[end].qpn(qp)));
         for (index, end) in self.ends.iter_mut().enumerate() {
@@ -130,20 +130,20 @@ impl World {
         }
     }
 
-    /// The numbers of the queue pairs that belong together, as a report shows them.
+    /// The numbers of connected queue pairs, as a report shows them.
     pub(crate) fn pairs(&self) -> Vec<[String; 2]> {
         let name = |end: usize, qp: usize| self.ends[end].qpn(qp).to_string();
         (0..self.ends[0].qps.len()).map(|qp| [name(0, qp), name(1, qp)]).collect()
     }
 
-    /// Takes the two queue pairs of a number back to RESET.
+    /// Takes both queue pairs with this number back to RESET.
     pub(crate) fn reset(&mut self, qp: usize) {
         for end in &mut self.ends {
             end.context.modify_qp(end.qps[qp], Transition::Reset).expect("RESET");
         }
     }
 
-    /// Posts a work request of an end; `false` if there is no room for it.
+    /// Posts a work request at an end; `false` if there is no room for it.
     pub(crate) fn post(&mut self, end: usize, qp: usize, work: Work, length: u32) -> bool {
         let there = &self.ends[1 - end];
         let RemoteMemory { addr, rkey, .. } = there.context.remote(there.mr).expect("memory");
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// A READ whose key nobody has.
+    /// Posts a READ with an invalid key.
     pub(crate) fn post_refused_read(&mut self, qp: usize, length: u32) {
         let end = &mut self.ends[0];
         let remote = RemoteAddress { addr: 0x1000, rkey: RKey::new(0xbad) };
@@ -182,7 +182,7 @@ impl World {
         end.context.post_send(end.qps[qp], &wr).expect("a READ");
     }
 
-    /// Work requests of the first end's queue pair that are posted and not complete.
+    /// Outstanding work requests of the first end's queue pair.
     pub(crate) fn outstanding(&self, qp: usize) -> usize {
         self.ends[0].outstanding[qp]
     }
@@ -192,7 +192,7 @@ impl World {
         counters.map(|counter| self.ends[0].context.counters().value(counter))
     }
 
-    /// Posts a receive of an end.
+    /// Posts a receive WR at an end.
     pub(crate) fn post_receive(&mut self, end: usize, qp: usize) {
         let end = &mut self.ends[end];
         let sges = [Sge { mr: end.mr, offset: qp as u64 * ROOM, length: PART as u32 }];
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// Random work of both ends on all queue pairs, and receives for it, some of them late.
+    /// Random work requests of both ends on all queue pairs, with receive WRs, some of them late.
     pub(crate) fn traffic(&mut self, random: &mut Random, rounds: usize, kinds: &[Work]) {
         for _ in 0..rounds {
             for qp in 0..self.ends[0].qps.len() {
@@ -222,7 +222,7 @@ impl World {
         self.run(usize::MAX);
     }
 
-    /// Polls both ends so often, or until nothing more comes.
+    /// Polls both ends `steps` times, or until nothing more arrives.
     pub(crate) fn run(&mut self, steps: usize) {
         let mut silent = 0;
         for _ in 0..steps {

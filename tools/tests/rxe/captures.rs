@@ -1,5 +1,5 @@
-//! Makes captures of exchanges between the engine and rdma_rxe, for `pcap-fixtures`
-//! (`tools/interop/capture` runs this): as the engine's port sees them, in both roles.
+//! Creates captures of exchanges between the engine and rdma_rxe, for `pcap-fixtures` (`tools/interop/capture` runs
+//! this): as seen at the engine's port, in both roles.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::work::{Side, Terms, Verb};
 const DEVICE: &str = "af_xdp:fe0";
 const PERFTEST_PORT: u16 = 18515;
 
-/// Makes those that are `wanted`, by name, in `folder`; returns how many.
+/// Creates those that are `wanted`, by name, in `folder`; returns their number.
 pub(crate) fn make(guest: &Guest, folder: &Path, wanted: &(dyn Fn(&str) -> bool + Sync)) -> u32 {
     std::fs::create_dir_all(folder).expect("a folder for captures");
     let exchanges = guest.inside(|| {
@@ -42,7 +42,7 @@ pub(crate) fn make(guest: &Guest, folder: &Path, wanted: &(dyn Fn(&str) -> bool 
     exchanges + impaired + impaired_programs(guest, folder, wanted) + connections
 }
 
-/// Several queue pairs at once, in each kind of bad weather.
+/// Several queue pairs at once, with each impairment.
 fn impaired(guest: &Guest, folder: &Path, wanted: &dyn Fn(&str) -> bool) -> u32 {
     let mut count = 0;
     for (how, netem) in IMPAIRMENTS {
@@ -115,26 +115,26 @@ fn impaired_programs(guest: &Guest, folder: &Path, wanted: &dyn Fn(&str) -> bool
     count
 }
 
-/// What a capture holds.
+/// The contents of a capture.
 struct Exchange {
     name: &'static str,
     course: Course,
 }
 
-/// What happens in it.
+/// The course of an exchange.
 enum Course {
-    /// All sizes that matter, with the path MTU of the usual Ethernet.
+    /// All relevant sizes, with the path MTU of standard Ethernet.
     Plain(QpType, Verb),
     /// With the largest path MTU.
     Largest(Verb),
-    /// Packets enough to lose some.
+    /// Enough packets to lose some.
     Lossy(Verb),
     Fault(fn(&mut Ends, Side) -> Result<(), String>),
     /// A refusal, by its name.
     Refused(&'static str),
 }
 
-/// Percent of the packets that the guest loses, each way.
+/// Percentage of packets that the guest loses, in each direction.
 const LOSS: u32 = 10;
 
 fn exchanges() -> impl Iterator<Item = Exchange> {
@@ -215,7 +215,7 @@ fn refusal(ends: &mut Ends, asker: Side, name: &str) -> Result<(), String> {
     errors::refused(ends, asker, &refusal).map(drop)
 }
 
-/// Records one exchange. One with loss is repeated until something was lost that mattered.
+/// Records one exchange. One with loss is repeated until a relevant packet was lost.
 fn record(guest: &Guest, file: &Path, exchange: &Exchange, asker: Side) {
     for _ in 0..10 {
         let driver = DEVICE
@@ -234,7 +234,7 @@ fn record(guest: &Guest, file: &Path, exchange: &Exchange, asker: Side) {
         if exchange.is_lossy() {
             guest.impair_nothing();
         }
-        // What is still on its way belongs to it.
+        // Packets in flight belong to it.
         ends.run_for(Duration::from_millis(100));
         outcome.unwrap_or_else(|reason| panic!("{}: {reason}", file.display()));
         if !exchange.is_lossy() || ends.repairs() >= 2 {
@@ -244,7 +244,7 @@ fn record(guest: &Guest, file: &Path, exchange: &Exchange, asker: Side) {
     panic!("{}: nothing was lost", file.display());
 }
 
-/// rdma_cm's programs, whose connections it sets up.
+/// rdma_cm's programs, which establish connections.
 fn connection_manager(guest: &Guest, folder: &Path) -> u32 {
     let programs = [
         ("rping", "rping", 0, 7174, "-C 2 -S 64"),

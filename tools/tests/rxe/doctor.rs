@@ -1,8 +1,8 @@
-//! `ferroce doctor` and a peer that knows nothing of it.
+//! `ferroce doctor` with a peer that runs no doctor.
 
 use crate::guest::{GUEST, Guest, report};
 
-/// Runs it over each driver and IP version; returns how often.
+/// Runs it over each driver and IP version; returns the number of runs.
 pub(crate) fn run(guest: &Guest) -> u32 {
     let ways = [("af_xdp:fe0", 0), ("af_xdp:fe0", 1), ("udp:10.77.0.1", 0), ("udp:fd77::1", 1)];
     for (device, version) in ways {

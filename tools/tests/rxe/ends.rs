@@ -18,19 +18,19 @@ use crate::guest::{GUEST, Guest};
 use crate::peer::Peer;
 use crate::work::{Completion, Part, Queue, Request, Side, Terms, Verb};
 
-/// What no pattern holds; the same in the guest, as is the pattern.
+/// A byte that no pattern contains; the same in the guest, as is the pattern.
 const UNTOUCHED: u8 = 0xfe;
 const PERIOD: usize = 251;
 /// The first address of the memory here.
 const BASE: u64 = 0x7f3a_0000_1000;
 const QKEY: u32 = 0x1111_1111;
-/// Near their end, so that they wrap.
+/// Near the end of the PSN range, so that they wrap.
 const PSN_HERE: u32 = 0xff_fffa;
 const PSN_THERE: u32 = 0xff_fff0;
-/// How long completions may take, loss and all.
+/// The longest wait for completions, even with loss.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One memory at each end, of one length.
+/// One memory at each end, of the same length.
 #[derive(Clone, Copy)]
 pub(crate) struct Memories {
     here: Mr,
@@ -48,7 +48,7 @@ pub(crate) struct Pair {
     qpn_here: u32,
     qpn_there: u32,
     to_there: Option<Ah>,
-    /// Where datagrams go in place of the peer.
+    /// The multicast group that datagrams go to in place of the peer.
     group: Option<Gid>,
     posted: [u64; 2],
 }
@@ -61,7 +61,7 @@ pub(crate) struct Ends {
     pd: Pd,
     queues: [Cq; 2],
     shared: Option<SharedReceives>,
-    /// Commands to the peer that are kept, to be told all at once.
+    /// Queued commands to the peer, to be sent at once.
     kept: Option<Vec<Value>>,
     sgid_index: usize,
     gid_here: Gid,
@@ -107,7 +107,7 @@ impl Ends {
         }
     }
 
-    /// Lets the engine run for a time.
+    /// Runs the engine for a time.
     pub(crate) fn run_for(&mut self, time: Duration) {
         let start = Instant::now();
         while start.elapsed() < time {
@@ -125,7 +125,7 @@ impl Ends {
         self.count(Counter::SendRnrErr) + self.count(Counter::RnrNakRetryErr)
     }
 
-    /// How often the engine noticed that something was lost, on either way.
+    /// The number of losses that the engine has noticed, in either direction.
     pub(crate) fn repairs(&self) -> u64 {
         let signs = [
             Counter::OutOfSequence,
@@ -139,7 +139,7 @@ impl Ends {
 
     // --- memory ---
 
-    /// Memory at both ends, with what the other may do there.
+    /// Allocates memory at both ends, with the access rights of the other end.
     pub(crate) fn memories(&mut self, length: u64, [here, there]: [Access; 2]) -> Memories {
         let memory = Memory::zeroed(length as usize).expect("memory");
         let here = self.context.register_at(self.pd, memory, here, BASE).expect("a region");
@@ -155,18 +155,18 @@ impl Ends {
         }
     }
 
-    /// The key of one.
+    /// The key of a memory.
     pub(crate) fn key(&self, side: Side, memories: &Memories) -> u32 {
         if side == Side::Ferroce { memories.rkey_here } else { memories.rkey_there }
     }
 
-    /// Ends both. No work may be under way with them.
+    /// Deregisters both. No outstanding work may use them.
     pub(crate) fn release_memories(&mut self, memories: &Memories) {
         self.context.deregister(memories.here).expect("it is idle");
         self.ask(&json!({"do": "destroy", "id": memories.there}));
     }
 
-    /// Puts patterns where `parts` are, and elsewhere what no message holds.
+    /// Fills `parts` with patterns, and the rest with a byte that no message contains.
     pub(crate) fn fill(&mut self, side: Side, memories: &Memories, parts: &[Part]) {
         match side {
             Side::Ferroce => {
@@ -179,7 +179,7 @@ impl Ends {
         }
     }
 
-    /// Fails unless the memory is as [`fill`](Ends::fill) would make it, within `patience`.
+    /// Fails unless the memory becomes as [`fill`](Ends::fill) would make it, within `patience`.
     pub(crate) fn check(
         &mut self,
         side: Side,
@@ -236,7 +236,7 @@ impl Ends {
         }
     }
 
-    /// Puts bytes at an offset.
+    /// Writes bytes at an offset.
     pub(crate) fn poke(&mut self, side: Side, memories: &Memories, offset: u64, bytes: &[u8]) {
         match side {
             Side::Ferroce => {
@@ -253,7 +253,7 @@ impl Ends {
 
     // --- queue pairs ---
 
-    /// A queue pair at each end, connected, in RTS.
+    /// Creates a queue pair at each end, connected, in RTS.
     pub(crate) fn connect(&mut self, terms: &Terms) -> Pair {
         let Terms { service, path_mtu, timeout, retry_count, rnr_retry, rnr_timer, access } = *terms;
         let kind = match service {
@@ -311,7 +311,7 @@ impl Ends {
         Pair { here, there, qpn_here, qpn_there, to_there, group: None, posted: [0; 2] }
     }
 
-    /// Ends both queue pairs.
+    /// Destroys both queue pairs.
     pub(crate) fn close(&mut self, pair: Pair) {
         self.close_side(Side::Rxe, &pair);
         self.close_side(Side::Ferroce, &pair);
@@ -320,7 +320,7 @@ impl Ends {
         }
     }
 
-    /// Ends the queue pair of one side.
+    /// Destroys the queue pair of one side.
     pub(crate) fn close_side(&mut self, side: Side, pair: &Pair) {
         match side {
             Side::Ferroce => self.context.destroy_qp(pair.here).expect("a queue pair"),
@@ -328,7 +328,7 @@ impl Ends {
         }
     }
 
-    /// Whether a queue pair is in its error state; otherwise it must be in RTS.
+    /// Whether a queue pair is in the error state; otherwise it must be in RTS.
     pub(crate) fn has_failed(&mut self, side: Side, pair: &Pair) -> bool {
         match side {
             Side::Ferroce => match self.context.query_qp(pair.here).expect("a queue pair").state {
@@ -344,14 +344,14 @@ impl Ends {
         }
     }
 
-    /// Of the guest's GIDs.
+    /// The index of the guest's GID.
     fn index_there(&self) -> u32 {
         if self.ipv6 { 2 } else { 1 }
     }
 
     // --- work ---
 
-    /// Posts receives, to the SRQ if there is one.
+    /// Posts receive WRs, to the SRQ if there is one.
     pub(crate) fn receive(&mut self, side: Side, pair: &mut Pair, memories: &Memories, parts: &[(u64, u32)]) {
         if side == Side::Rxe {
             let queue = self.shared.map_or(pair.there, |shared| shared.there);
@@ -385,7 +385,7 @@ impl Ends {
         posted.unwrap_or_else(|error| panic!("{verb:?} by {}: {error}", side.name()));
     }
 
-    /// As [`post`](Ends::post); fails if the end does not take them.
+    /// As [`post`](Ends::post); fails if the end rejects them.
     pub(crate) fn try_to_post(
         &mut self,
         side: Side,
@@ -448,7 +448,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Opens a range of the memory at `side` to the other end, and returns the key.
+    /// Opens a memory window at `side` for the other end, and returns its key.
     pub(crate) fn window(
         &mut self,
         side: Side,
@@ -476,7 +476,7 @@ impl Ends {
         window.expect("it is bound").rkey.value()
     }
 
-    /// Takes `count` completions, or those that have come when patience ends.
+    /// Takes `count` completions, or those that have arrived within the patience.
     pub(crate) fn poll(&mut self, side: Side, pair: &Pair, queue: Queue, count: usize) -> Vec<Completion> {
         self.poll_for(side, pair, queue, count, PATIENCE)
     }
@@ -515,7 +515,7 @@ impl Ends {
         found
     }
 
-    /// The addresses of sender and receiver in the network header in front of a datagram.
+    /// Whether the network header before a datagram has the addresses of sender and receiver.
     pub(crate) fn has_network_header(&self, side: Side, grh: &[u8]) -> bool {
         let (sender, receiver) = match side {
             Side::Ferroce => (self.gid_there, self.gid_here),
@@ -549,7 +549,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// As the guest wants it: all colons, IPv4 too.
+/// In the guest's format: all colons, for IPv4 too.
 fn text(Gid(bytes): Gid) -> String {
     std::net::Ipv6Addr::from(bytes).to_string()
 }
@@ -586,7 +586,7 @@ fn range(part: &Part) -> std::ops::Range<usize> {
     start..start + part.length as usize
 }
 
-/// A memory with its parts, as `peer.py` makes it.
+/// The contents of a memory with its parts, as `peer.py` creates it.
 fn whole(length: u64, parts: &[Part]) -> Vec<u8> {
     let mut whole = vec![UNTOUCHED; length as usize];
     for part in parts {

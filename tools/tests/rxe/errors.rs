@@ -1,5 +1,5 @@
-//! Requests that must not succeed, each with the status that the verbs give it at both ends, and what the
-//! queue pairs do with what is behind.
+//! Requests that must fail, each with its status in the verbs API at both ends, and the state of the queue pairs after
+//! it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::guest::Guest;
 use crate::verbs::Tally;
 use crate::work::{Completion, Part, Queue, Request, Side, Terms, Verb, everything};
 
-/// Runs them all; returns how many that were.
+/// Runs all of them; returns their number.
 pub(crate) fn run(guest: &Guest) -> u32 {
     guest.inside(|| {
         let mut tally = Tally::default();
@@ -47,7 +47,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     })
 }
 
-/// What was right, in words; or what was wrong.
+/// A description of the success, or of the failure.
 type Outcome = Result<String, String>;
 
 const SUCCESS: u64 = WcStatus::Success as u64;
@@ -59,7 +59,7 @@ const REM_OP: u64 = WcStatus::RemOpErr as u64;
 
 /// Bytes of the memory at each end.
 const LENGTH: u64 = 16 << 10;
-/// The receives.
+/// The receive WRs: offset and length.
 const RECEIVE: (u64, u32) = (8192, 256);
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -68,21 +68,21 @@ pub(crate) struct Refusal {
     pub(crate) name: &'static str,
     verb: Verb,
     request: Request,
-    /// The key is none.
+    /// Whether the key is invalid.
     bad_key: bool,
-    /// What the memory at the other end lets be done.
+    /// The access rights of the memory at the other end.
     memory: Access,
-    /// What the queue pair there does.
+    /// The access rights of the queue pair there.
     queue_pair: Access,
-    /// How the request and the two behind it end, with rxe and with ferroce as the one who refuses.
+    /// The statuses of the request and the two after it, with rxe and with ferroce as the responder.
     sends: [[u64; 3]; 2],
-    /// How the first receive there ends.
+    /// The status of the first receive WR there.
     receive: [u64; 2],
-    /// rxe does not post it in the first place.
+    /// rxe refuses to post it.
     not_from_rxe: bool,
 }
 
-/// The request ends so, and what is behind it is flushed.
+/// The request fails with this status, and the later ones are flushed.
 const fn fails(status: u64) -> [u64; 3] {
     [status, FLUSHED, FLUSHED]
 }
@@ -116,7 +116,7 @@ pub(crate) fn refusals() -> Vec<Refusal> {
             name: "WRITE with immediate, wrong R_Key",
             verb: Verb::WriteImm,
             bad_key: true,
-            // rxe has taken the receive before it looks at the key, the engine takes it when all is well.
+            // rxe consumes the receive WR before it checks the key, the engine only if all checks succeed.
             receive: [REM_ACCESS, FLUSHED],
             ..base
         },
@@ -199,7 +199,7 @@ pub(crate) fn refusals() -> Vec<Refusal> {
             name: "SEND, longer than the receive",
             verb: Verb::Send,
             request: Request { length: RECEIVE.1 + 1, ..request },
-            // rxe: NAK 0x63 and 'malformed WQE'; the engine: NAK 0x61, and the status that verbs have for it.
+            // rxe: NAK 0x63 and 'malformed WQE'; the engine: NAK 0x61, and its status in the verbs API.
             sends: [fails(REM_OP), fails(REM_INV_REQ)],
             receive: [LOC_QP_OP, WcStatus::LocLenErr as u64],
             ..base
@@ -217,14 +217,14 @@ pub(crate) fn refusals() -> Vec<Refusal> {
             verb: Verb::Send,
             memory: Access::NONE,
             sends: [fails(REM_OP); 2],
-            // Of the receive's own faults rxe knows one.
+            // rxe has one status for all errors of the receive WR itself.
             receive: [LOC_QP_OP, WcStatus::LocProtErr as u64],
             ..base
         },
         Refusal {
             name: "SEND with invalidate, a region's own key",
             verb: Verb::SendInvalidate,
-            // rxe acknowledges it and fails all the same, without a word; the engine has a NAK for it.
+            // rxe acknowledges it and fails nevertheless, silently; the engine sends a NAK.
             sends: [[SUCCESS, WcStatus::RetryExcErr as u64, FLUSHED], fails(REM_ACCESS)],
             receive: [WcStatus::RemInvReqErr as u64; 2],
             ..base
@@ -268,7 +268,7 @@ pub(crate) fn refused(ends: &mut Ends, asker: Side, case: &Refusal) -> Outcome {
     let sent = ends.poll_for(asker, &pair, Queue::Send, 3, PATIENCE);
     let received = ends.poll_for(other, &pair, Queue::Receive, 2, PATIENCE);
     let failed = [ends.has_failed(asker, &pair), ends.has_failed(other, &pair)];
-    // The payload of a SEND may have arrived, where it was to go.
+    // The payload of a SEND may have arrived in its place.
     let (offset, length) = RECEIVE;
     let spoiled = [Part { offset, length, seed: None }];
     let intact =
@@ -288,7 +288,7 @@ pub(crate) fn refused(ends: &mut Ends, asker: Side, case: &Refusal) -> Outcome {
     Ok(format!("{} there {}", name(sent[0].status), name(received[0].status)))
 }
 
-/// A window's key ends with a SEND that invalidates it.
+/// A memory window's key becomes invalid with a SEND with Invalidate.
 fn invalidated_key(ends: &mut Ends, asker: Side) -> Outcome {
     let other = asker.other();
     let memories = ends.memories(LENGTH, [everything() | Access::MW_BIND; 2]);
@@ -318,11 +318,11 @@ fn invalidated_key(ends: &mut Ends, asker: Side) -> Outcome {
     Ok("works before, RemAccessErr afterwards".to_owned())
 }
 
-/// The asker waits as it is told, and tries again.
+/// The requester waits as the RNR NAK says, and retransmits.
 pub(crate) fn late_receive(ends: &mut Ends, asker: Side) -> Outcome {
     let other = asker.other();
     let memories = ends.memories(LENGTH, [everything(); 2]);
-    // 41 ms; without end.
+    // 41 ms; without a limit.
     let terms = Terms { rnr_timer: 24, rnr_retry: 7, ..Terms::new(QpType::Rc, PathMtu::Mtu1024) };
     let mut pair = ends.connect(&terms);
     let source = [Part { offset: 64, length: 100, seed: Some(11) }];
@@ -359,7 +359,7 @@ pub(crate) fn late_receive(ends: &mut Ends, asker: Side) -> Outcome {
     Ok("Success there Success".to_owned())
 }
 
-/// The asker gives up; the other has done nothing wrong.
+/// The requester gives up; the responder has made no error.
 pub(crate) fn no_receive(ends: &mut Ends, asker: Side) -> Outcome {
     gives_up(ends, asker, Verb::Send, WcStatus::RnrRetryExcErr)
 }
@@ -371,7 +371,7 @@ pub(crate) fn gone(ends: &mut Ends, asker: Side) -> Outcome {
 fn gives_up(ends: &mut Ends, asker: Side, verb: Verb, status: WcStatus) -> Outcome {
     let other = asker.other();
     let memories = ends.memories(LENGTH, [everything(); 2]);
-    // Two retries of the kind that ends, after 1.3 ms or 67 ms.
+    // Two retries, after 1.3 ms or 67 ms.
     let mut terms = Terms { rnr_timer: 14, ..Terms::new(QpType::Rc, PathMtu::Mtu1024) };
     let there = if status == WcStatus::RnrRetryExcErr {
         terms.rnr_retry = 2;
@@ -407,7 +407,7 @@ fn gives_up(ends: &mut Ends, asker: Side, verb: Verb, status: WcStatus) -> Outco
     Ok(format!("{} there {}", name(sent[0].status), if there { "nothing, in RTS" } else { "nobody" }))
 }
 
-/// The asker's own memory is what is wrong.
+/// The error is in the requester's own memory.
 fn local_protection(ends: &mut Ends, asker: Side) -> Outcome {
     let mut access = [everything(); 2];
     access[usize::from(asker == Side::Rxe)] = Access::REMOTE_READ;
@@ -430,7 +430,7 @@ fn local_protection(ends: &mut Ends, asker: Side) -> Outcome {
     Ok("LocProtErr there nothing, in RTS".to_owned())
 }
 
-/// An unreliable message that finds no receive is gone, and nothing else is.
+/// An unreliable message without a receive WR is dropped, without other effects.
 fn dropped(ends: &mut Ends, asker: Side, service: QpType) -> Outcome {
     let other = asker.other();
     let header = if service == QpType::Ud { 40 } else { 0 };
@@ -442,7 +442,7 @@ fn dropped(ends: &mut Ends, asker: Side, service: QpType) -> Outcome {
     let mut sent = Vec::new();
     for (number, part) in parts.iter().enumerate() {
         if number == 1 {
-            // What is on its way is too late for nobody.
+            // Packets in flight must not arrive later.
             ends.run_for(Duration::from_millis(300));
             ends.receive(other, &mut pair, &memories, &[RECEIVE]);
         }
@@ -466,7 +466,7 @@ fn dropped(ends: &mut Ends, asker: Side, service: QpType) -> Outcome {
     Ok("Success there only the second, Success".to_owned())
 }
 
-/// Fails with what was found unless the completions have these statuses.
+/// Fails with the statuses that were found, unless they are the expected ones.
 fn statuses(found: &[Completion], expected: &[u64]) -> Result<(), String> {
     if found.iter().map(|wc| wc.status).eq(expected.iter().copied()) {
         return Ok(());
@@ -479,7 +479,7 @@ fn statuses(found: &[Completion], expected: &[u64]) -> Result<(), String> {
     ))
 }
 
-/// A status by its name.
+/// The name of a status.
 fn name(status: u64) -> String {
     let all = [
         WcStatus::Success,

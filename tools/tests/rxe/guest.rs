@@ -1,4 +1,4 @@
-//! The guest, and programs that run in it and beside it.
+//! The guest, and programs that run in it and outside.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use crate::share::{self, Share};
 /// The guest's addresses, and ours.
 pub(crate) const GUEST: [&str; 2] = ["10.77.0.11", "fd77::11"];
 pub(crate) const OURS: [&str; 2] = ["10.77.0.1", "fd77::1"];
-/// Ours behind the guest's other port, and the guest's there.
+/// Our address behind the guest's other port, and the guest's there.
 pub(crate) const FAR: &str = "10.78.0.1";
 const GUEST_FAR: &str = "10.78.0.11";
 /// Jumbo frames, so that every path MTU fits.
 const MTU: &str = "9000";
-/// The whole of one ping-pong, in an emulated guest on a busy machine.
+/// The time limit of one ping-pong, in an emulated guest on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Guest {
@@ -28,7 +28,7 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Boots the guest, or says why not.
+    /// Boots the guest, or prints the reason that it can't.
     pub(crate) fn boot() -> Option<Guest> {
         let Some(cache) = std::env::var_os("FERROCE_RXE_CACHE") else {
             println!(
@@ -51,7 +51,7 @@ impl Guest {
         namespaces::inside(&self.netns, f)
     }
 
-    /// The same on the far side of the guest, where its other port is.
+    /// The same on the far side of the guest, at its other port.
     pub(crate) fn inside_far<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         namespaces::inside(&self.far_netns(), f)
     }
@@ -72,12 +72,12 @@ impl Guest {
         Running::new(command, self.script(&["run", command]))
     }
 
-    /// Starts a program of the [`Share`] in the guest: `ferroce` or `test`, with what is put before it in the environment.
+    /// Starts a program of the [`Share`] in the guest: `ferroce` or `test`, with these environment variables.
     pub(crate) fn start_inside(&self, environment: &str, program: &str, arguments: &str) -> Running {
         self.start(&format!("{environment} {}", share::command(program, arguments)))
     }
 
-    /// Starts a command of `ferroce` beside the guest.
+    /// Starts a command of `ferroce` outside the guest.
     pub(crate) fn start_ferroce(&self, arguments: &str) -> Running {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.netns, env!("CARGO_BIN_EXE_ferroce")]);
@@ -85,27 +85,26 @@ impl Guest {
         Running::new(&format!("ferroce {arguments}"), command)
     }
 
-    /// Starts a line of the shell beside the guest.
+    /// Starts a shell command outside the guest.
     pub(crate) fn start_beside(&self, line: &str) -> Running {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.netns, "sh", "-c", line]).env("NO_COLOR", "1");
         Running::new(line, command)
     }
 
-    /// Starts a server of `ferroce`, and waits until clients may come.
+    /// Starts a server of `ferroce`, and waits until it accepts clients.
     pub(crate) fn start_server(&self, arguments: &str) -> Running {
         let mut server = self.start_ferroce(arguments);
         server.wait_for("waiting for");
         server
     }
 
-    /// From now on the guest loses so many packets of a hundred, of those that it sends and of those that
-    /// it receives.
+    /// From now on the guest loses this percentage of the packets that it sends and receives.
     pub(crate) fn lose_packets(&self, percent: u32) {
         self.impair(&format!("loss {percent}%"));
     }
 
-    /// From now on netem does this to the packets that the guest sends and to those that it receives.
+    /// From now on netem applies this impairment to the packets that the guest sends and receives.
     pub(crate) fn impair(&self, how: &str) {
         let impaired = format!(
             "tc qdisc add dev eth0 root netem {how} limit 100000 && \
@@ -116,14 +115,14 @@ impl Guest {
         self.start(&impaired).succeed();
     }
 
-    /// Ends that.
+    /// Ends the impairment.
     pub(crate) fn impair_nothing(&self) {
         let whole =
             "tc qdisc del dev eth0 ingress && tc qdisc del dev ifb0 root && tc qdisc del dev eth0 root";
         self.start(whole).succeed();
     }
 
-    /// From now on a switch between the guest and us marks each RoCE packet of the guest as congested.
+    /// From now on a switch between the guest and us sets Congestion Experienced in each RoCE packet of the guest.
     pub(crate) fn mark(&self) {
         let rule = |network: &str| format!("add rule bridge marks forward iifname tap1 {network} ecn set ce");
         let chain =
@@ -133,7 +132,7 @@ impl Guest {
         self.nft(&format!("{chain}; {ipv4}; {ipv6}"));
     }
 
-    /// Ends that.
+    /// Ends the marking.
     pub(crate) fn mark_nothing(&self) {
         self.nft("delete table bridge marks");
     }
@@ -144,14 +143,14 @@ impl Guest {
         assert!(status.success(), "nft {commands}: {}", String::from_utf8_lossy(&stderr));
     }
 
-    /// From now on the guest forwards between its ports, and both sides know it as the way to each other.
+    /// From now on the guest forwards between its ports, and both sides have a route to each other through it.
     pub(crate) fn forward(&self) {
         self.start("echo 1 >/proc/sys/net/ipv4/ip_forward").succeed();
         ip(&format!("-n {} route replace {FAR}/32 via {}", self.netns, GUEST[0]));
         ip(&format!("-n {} route replace {}/32 via {GUEST_FAR}", self.far_netns(), OURS[0]));
     }
 
-    /// Tells how many packets were lost until now, each way; there must have been some.
+    /// Prints the number of lost packets in each direction; there must have been some.
     pub(crate) fn check_losses(&self) {
         let lost = self.start("tc -s qdisc show | grep -A1 netem | grep -o 'dropped [0-9]*'").succeed();
         let lost: Vec<u32> =
@@ -168,7 +167,7 @@ impl Guest {
         .succeed();
     }
 
-    /// Waits until something listens on a TCP port of the guest.
+    /// Waits for a listener on a TCP port of the guest.
     pub(crate) fn wait_for_listener(&self, port: u16) {
         let wait = format!(
             "for i in $(seq 100); do grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp /proc/net/tcp6 && exit; \
@@ -184,11 +183,11 @@ impl Drop for Guest {
     }
 }
 
-/// A program that runs.
+/// A running program.
 pub(crate) struct Running {
     name: String,
     child: Child,
-    /// What has been read of its errors.
+    /// Standard error as far as it was read.
     said: String,
 }
 
@@ -199,11 +198,11 @@ impl Running {
         Running { name: name.to_owned(), child, said: String::new() }
     }
 
-    /// Waits until it says that on stderr.
+    /// Waits for this text on stderr.
     pub(crate) fn wait_for(&mut self, text: &str) {
         let stderr = self.child.stderr.as_mut().expect("it is piped");
         while !self.said.contains(text) {
-            // A byte at a time, for what comes behind is read at the end.
+            // One byte at a time, since the rest is read at the end.
             let mut byte = [0];
             let count = stderr.read(&mut byte).expect("its errors can be read");
             assert!(count > 0, "{} ends without '{text}':\n{}", self.name, self.said);
@@ -211,17 +210,17 @@ impl Running {
         }
     }
 
-    /// Waits for it; it must end well and in time. Returns what it printed.
+    /// Waits for its end, which must be successful and in time. Returns its output.
     pub(crate) fn succeed(self) -> String {
         self.finish().unwrap_or_else(|failure| panic!("{failure}"))
     }
 
-    /// Waits for it, and returns what it printed; as an error if it does not end well and in time.
+    /// Waits for its end, and returns its output; as an error if it fails or takes too long.
     pub(crate) fn finish(self) -> Result<String, String> {
         self.finish_in(PATIENCE)
     }
 
-    /// The same, for what takes longer.
+    /// The same, with another time limit.
     pub(crate) fn finish_in(mut self, patience: Duration) -> Result<String, String> {
         let start = Instant::now();
         while self.child.try_wait().expect("a child can be waited for").is_none() {

@@ -1,4 +1,4 @@
-//! The command over rdma_rxe as a card of ours, in the guest, and what becomes of a card that is removed.
+//! The command over rdma_rxe as an RNIC, in the guest, and the removal of an RNIC.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use ferroce_driver_test_support::file_gpu::FileGpu;
 use crate::guest::{GUEST, Guest, OURS, report};
 use crate::write;
 
-/// What `ferroce` does in the guest on the card; outside is software, over AF_XDP.
+/// The commands of `ferroce` on the RNIC in the guest; outside is the software stack, over AF_XDP.
 const COMMANDS: [&str; 10] = [
     "pingpong --service rc -n 100",
     "pingpong --service uc -n 100",
@@ -27,9 +27,9 @@ const COMMANDS: [&str; 10] = [
 ];
 /// The TCP port of pingpong, perf and perftest.
 const PORT: u16 = 18515;
-/// That of the example.
+/// The port of the example.
 const EXAMPLE: u16 = 7010;
-/// Unmodified programs against `ferroce` on a card: what runs here, and there.
+/// Unmodified programs against `ferroce` on an RNIC: the commands here, and in the guest.
 const PERFTEST: [(&str, &str); 3] = [
     ("perf write bw -n 200", "ib_write_bw -d rxe0 -x 1 -n 200 -F"),
     ("perf read lat -n 200", "ib_read_lat -d rxe0 -x 1 -n 200 -F"),
@@ -66,7 +66,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     connections + (2 * COMMANDS.len() + PERFTEST.len() + 5) as u32
 }
 
-/// `devinfo` tells of the card, and the card of its addresses.
+/// `devinfo` lists the RNIC, and the RNIC its addresses.
 fn lists(guest: &Guest) {
     let said = guest.start_inside("", "ferroce", "devinfo -d ibverbs:rxe0").succeed();
     for expected in [
@@ -80,8 +80,8 @@ fn lists(guest: &Guest) {
     ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
     }
-    // The interface's name takes a packet driver, and says that the other is there. AF_XDP of this kernel wants a frame in a
-    // page.
+    // The interface's name selects a packet driver, and the output mentions the RNIC. AF_XDP of this kernel requires
+    // that a frame fits into a page.
     guest.start("ip link set eth0 mtu 3000").succeed();
     let said = guest.start_inside("", "ferroce", "devinfo -d eth0").succeed();
     compares(guest);
@@ -97,7 +97,7 @@ fn lists(guest: &Guest) {
     }
 }
 
-/// AF_XDP and rdma_rxe on one interface, in turn; outside is AF_XDP all the time.
+/// AF_XDP and rdma_rxe on one interface, in turn; outside it is always AF_XDP.
 fn compares(guest: &Guest) {
     let test = "perf write bw -n 100 -s 4096 -m 1024";
     for (inside, devices) in [
@@ -120,7 +120,7 @@ fn compares(guest: &Guest) {
     server.succeed();
     report("perf --compare", "ibverbs:rxe0", "both");
 
-    // rdma_rxe has UDP port 4791 of all addresses, and on the other interface there is no RNIC.
+    // rdma_rxe has UDP port 4791 of all addresses, and there is no RNIC on the other interface.
     for (devices, reason) in [
         (
             "-d udp:eth0 --compare=ibverbs:rxe0",
@@ -138,7 +138,7 @@ fn compares(guest: &Guest) {
     }
 }
 
-/// rdma_rxe takes no memory of a GPU, and the error says so.
+/// rdma_rxe does not support GPU memory, and the error says so.
 fn refuses_gpus(guest: &Guest) {
     let said = guest.start_inside("FERROCE_DMA_BUF=ibverbs:rxe0", "test", "--nocapture").succeed();
     for told in said.lines().filter(|line| line.contains("memory of a GPU")) {
@@ -147,8 +147,8 @@ fn refuses_gpus(guest: &Guest) {
     report("memory of a GPU, which is refused", "ibverbs:rxe0", "client");
 }
 
-/// The part of it in the guest, whose kernel has no udmabuf: the file of a GPU that is none stands for the dma-buf. Nobody looks
-/// at it, for the provider has no such function.
+/// The part in the guest, whose kernel has no udmabuf: the file of a fake GPU stands for the dma-buf. It is not
+/// accessed, since the provider has no such function.
 pub(crate) fn gpu_inside(device: &str) {
     let spec: DeviceSpec = device.parse().expect("a device");
     let mut context = Context::open(spec.open().expect("the card"), &Config::default()).expect("a context");
@@ -178,7 +178,7 @@ pub(crate) fn gpu_inside(device: &str) {
     context.deregister(host).expect("it ends");
 }
 
-/// `stat` sees a context on a card: what is in use there, and what the kernel counts of the port.
+/// `stat` shows a context on an RNIC: its objects, and the kernel's counters of the port.
 fn shows_itself(guest: &Guest) {
     let server = guest.start_inside("", "ferroce", "perf write bw -d ibverbs:rxe0 -D 8");
     guest.wait_for_listener(PORT);
@@ -197,8 +197,8 @@ fn shows_itself(guest: &Guest) {
     report("stat of a running perf", "ibverbs:rxe0", "server");
 }
 
-/// rdma_cm's programs by `ferroce` on a card, by the kernel's connection manager, against those by `ferroce` on the software
-/// stack and against the unmodified ones.
+/// rdma_cm's programs by `ferroce` on an RNIC, with the kernel's connection manager, against those by `ferroce` on the
+/// software stack and against the unmodified ones.
 fn connections(guest: &Guest) -> u32 {
     let programs = [
         ("rping", 7174, "5 pings", ["DISCONNECT EVENT", "rdma-ping-4:"]),
@@ -226,7 +226,7 @@ fn connections(guest: &Guest) -> u32 {
             report(&case, "ibverbs:rxe0", "client");
             cases += 2;
         }
-        // Both ends in the guest, where the kernel's connection manager leads to itself.
+        // Both ends in the guest, where the kernel's connection manager connects to itself.
         let (server, client) = match name {
             "rping" => (format!("rping -s -v -a {}", GUEST[0]), format!("rping -c -v -a {}", GUEST[0])),
             _ => (name.to_owned(), format!("{name} -s {}", GUEST[0])),
@@ -249,7 +249,7 @@ fn connections(guest: &Guest) -> u32 {
     cases
 }
 
-/// `stack/examples/write.rs`, as it is: on the card, and on the software stack outside.
+/// `stack/examples/write.rs`, unmodified: on the RNIC, and on the software stack outside.
 fn examples(guest: &Guest) {
     let (here, there) = (format!("{}:{EXAMPLE}", OURS[0]), format!("{}:{EXAMPLE}", GUEST[0]));
     let start = |role: &str, address: &str| {
@@ -285,7 +285,7 @@ pub(crate) fn example(arguments: &str) {
     panic!("nobody listens at {address}");
 }
 
-/// A card that is removed under a context.
+/// The removal of an RNIC while a context is open.
 fn removed(guest: &Guest) {
     guest
         .start(
@@ -299,7 +299,7 @@ fn removed(guest: &Guest) {
     report("a card that is removed", "ibverbs:rxe2", "owner");
 }
 
-/// In the guest: a context on a card, which is removed while receives are posted.
+/// In the guest: a context on an RNIC, which is removed while receive WRs are posted.
 pub(crate) fn inside(device: &str) {
     let spec: DeviceSpec = device.parse().expect("a device");
     let mut context = Context::open(spec.open().expect("the card"), &Config::default()).expect("a context");
@@ -316,7 +316,7 @@ pub(crate) fn inside(device: &str) {
     let (start, name) = (Instant::now(), device.trim_start_matches("ibverbs:"));
     let now = || Nanos(start.elapsed().as_nanos() as u64);
     context.poll(now()).expect("the card is there");
-    // rdma_rxe has no way to take a device from its users: the removal waits for the last of them, and tells them nothing.
+    // rdma_rxe can't revoke a device from its users: the removal waits for the last of them, without a notification.
     let mut removal =
         std::process::Command::new("rdma").args(["link", "delete", name]).spawn().expect("rdma runs");
     while start.elapsed() < Duration::from_millis(500) {

@@ -1,4 +1,4 @@
-//! Several queue pairs at once, while the guest's network loses, reorders, repeats, damages or delays packets: mixed
+//! Several queue pairs at once, while the guest's network loses, reorders, duplicates, damages or delays packets: mixed
 //! verbs with fences, a shared receive queue, multicast. Whole buffers are compared.
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::guest::Guest;
 use crate::verbs::Tally;
 use crate::work::{Completion, Part, Queue, Request, Side, Terms, Verb, everything};
 
-/// What netem does to the packets that the guest sends, and to those that it receives.
+/// The netem impairments of the packets that the guest sends and receives.
 pub(crate) const IMPAIRMENTS: [(&str, &str); 5] = [
     ("loss", "loss 5%"),
     ("reorder", "delay 2ms reorder 70% 50%"),
@@ -19,7 +19,7 @@ pub(crate) const IMPAIRMENTS: [(&str, &str); 5] = [
     ("delay", "delay 40ms 10ms"),
 ];
 
-/// What runs while it does.
+/// A program that runs during an impairment.
 pub(crate) type Program = fn(&mut Ends, &Guest, Side, &str) -> Result<(), String>;
 pub(crate) const PROGRAMS: [(&str, Program); 4] = [
     ("verbs_8", |ends, _, asker, how| mixed(ends, asker, 8, how)),
@@ -28,7 +28,7 @@ pub(crate) const PROGRAMS: [(&str, Program); 4] = [
     ("multicast", |ends, guest, asker, _| multicast(ends, guest, asker)),
 ];
 
-/// Runs them all; returns how many exchanges that were.
+/// Runs all of them; returns the number of exchanges.
 pub(crate) fn run(guest: &Guest) -> u32 {
     guest.inside(|| {
         let mut tally = Tally::default();
@@ -49,31 +49,31 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     })
 }
 
-/// An ACK timeout of 67 ms, so that what was lost is soon repeated.
+/// An ACK timeout of 67 ms, so that lost packets are soon retransmitted.
 fn terms(service: QpType, path_mtu: PathMtu) -> Terms {
     Terms { timeout: 14, ..Terms::new(service, path_mtu) }
 }
 
-/// Bytes of a message, and from one queue pair's part of the memory to the next one's.
+/// Bytes of a message, and the distance between the parts of two queue pairs in the memory.
 const SIZE: u32 = 1500;
 const STRIDE: u64 = 8192;
-/// In each part: what atomics work on and bring back; what is read; what was read and is written back; what is sent; what
-/// is written.
+/// In each part: the operands and results of atomics; data to be read; data that was read and is written back; data to
+/// be sent; data that is written.
 const WORD: u64 = 8;
 const READ: u64 = 64;
 const BACK: u64 = 2048;
 const SENT: u64 = 4096;
 const WRITTEN: u64 = 6144;
-/// Words are as all that no pattern covers.
+/// Words have the byte that no pattern contains.
 const UNTOUCHED: u64 = 0xfefe_fefe_fefe_fefe;
 const SWAPPED: u64 = 77;
 
-/// In each queue pair, posted at once: a READ, a fenced WRITE of what was read, FETCH_ADD, CMP_SWAP of what it leaves, a
+/// On each queue pair, posted at once: a READ, a fenced WRITE of its result, FETCH_ADD, CMP_SWAP of the new value, a
 /// fenced SEND, a WRITE.
 fn mixed(ends: &mut Ends, asker: Side, count: u64, how: &str) -> Result<(), String> {
-    // rxe of kernel 6.1 never goes on with a fenced request once a READ was repeated.
+    // rxe of kernel 6.1 never continues with a fenced request after a READ was retransmitted.
     let fence = asker == Side::Ferroce || how == "duplicate";
-    // What 64 queue pairs send at once keeps an emulated guest busy for longer than 67 ms.
+    // The packets that 64 queue pairs send at once keep an emulated guest busy for longer than 67 ms.
     let many = count > 8;
     let path_mtu = if many { PathMtu::Mtu256 } else { PathMtu::Mtu1024 };
     let terms = Terms { timeout: if many { 16 } else { 14 }, ..terms(QpType::Rc, path_mtu) };
@@ -107,7 +107,7 @@ fn mixed(ends: &mut Ends, asker: Side, count: u64, how: &str) -> Result<(), Stri
         let word = Request { length: 8, compare: 5, ..part(WORD, WORD) };
         let changed = UNTOUCHED + 5;
         let swap = Request { compare: changed, swap: SWAPPED, ..word };
-        // Without a fence it is not known when what was read is there.
+        // Without a fence it is unknown when the READ's result arrives.
         let source = if fence { READ } else { SENT };
         for (verb, request) in [
             (Verb::Read, part(READ, READ)),
@@ -141,7 +141,7 @@ fn mixed(ends: &mut Ends, asker: Side, count: u64, how: &str) -> Result<(), Stri
     ends.check(other, &memories, &there, Duration::ZERO)?;
     check_words(ends, other, &memories, count, &[SWAPPED])?;
     if asker == Side::Ferroce {
-        // rxe of kernel 6.1 may complete an atomic that it repeated without its old value.
+        // rxe of kernel 6.1 may complete a retransmitted atomic without its original value.
         check_words(ends, asker, &memories, count, &[UNTOUCHED, UNTOUCHED + 5])?;
     }
     ends.keep();
@@ -151,7 +151,7 @@ fn mixed(ends: &mut Ends, asker: Side, count: u64, how: &str) -> Result<(), Stri
     Ok(())
 }
 
-/// The words of each queue pair's part.
+/// Checks the words in each queue pair's part.
 fn check_words(
     ends: &mut Ends,
     side: Side,
@@ -173,7 +173,7 @@ fn check_words(
     Ok(())
 }
 
-/// The completions of all the pairs, `each` of every one, all in success. Those of the engine are in one queue.
+/// The completions of all pairs, `each` per pair, all successful. Those of the engine are in one queue.
 fn completions(
     ends: &mut Ends,
     side: Side,
@@ -197,10 +197,10 @@ fn completions(
     Ok(found)
 }
 
-/// Room for a message that came.
+/// The space for a received message.
 const ROOM: u64 = 2048;
 
-/// Four queue pairs SEND four messages each, whose receives are of one SRQ.
+/// Four queue pairs SEND four messages each, to receive WRs of one SRQ.
 fn shared_receives(ends: &mut Ends, asker: Side) -> Result<(), String> {
     const PAIRS: u64 = 4;
     const EACH: u64 = 4;
@@ -231,8 +231,8 @@ fn shared_receives(ends: &mut Ends, asker: Side) -> Result<(), String> {
     if complete { outcome } else { Err(format!("received {received:?}")) }
 }
 
-/// Datagrams to a group that a queue pair of the other end has joined: some may be lost or come twice; what comes is
-/// whole.
+/// Datagrams to a multicast group that a queue pair of the other end has joined: some may be lost or duplicated; those
+/// that arrive are complete.
 fn multicast(ends: &mut Ends, guest: &Guest, asker: Side) -> Result<(), String> {
     const COUNT: u64 = 40;
     const LENGTH: u32 = 700;
@@ -276,7 +276,7 @@ fn requests(sources: &[Part]) -> Vec<Request> {
     sources.iter().map(request).collect()
 }
 
-/// Where what was received is: the receive's number tells the place, the immediate the pattern.
+/// The places of received messages: the receive WR's id determines the place, the immediate data the pattern.
 fn placed(received: &[Completion], length: u32, header: u32) -> Vec<Part> {
     let part = |wc: &Completion| Part {
         offset: wc.wr_id * ROOM + u64::from(header),

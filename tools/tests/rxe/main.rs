@@ -1,9 +1,9 @@
 //! The kernel's rdma_rxe in a virtual machine, as the peer.
 //!
-//! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
-//! root); elsewhere it says why not. One boot serves all cases. Where `FERROCE_CAPTURES` names a folder it
-//! fills that with captures instead. `FERROCE_RXE_ONLY` names the parts that run, with commas between them: verbs, errors,
-//! outrun, impaired, marked, switch, semantics, hardware, ranks, topology, programs, perftest, doctor, loss; of captures their names.
+//! Runs if `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sets it for root); otherwise prints why
+//! not. One boot serves all cases. If `FERROCE_CAPTURES` names a folder, it creates captures there instead.
+//! `FERROCE_RXE_ONLY` names the parts to run, separated by commas: verbs, errors, outrun, impaired, marked, switch,
+//! semantics, hardware, ranks, topology, programs, perftest, doctor, loss; for captures their names.
 
 mod captures;
 mod doctor;

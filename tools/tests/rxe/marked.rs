@@ -1,5 +1,5 @@
-//! What rxe sends is marked on its way as by a congested switch. rxe gets congestion notification packets, which it
-//! ignores: its traffic goes on as without them. Captures of that are read by `ferroce dissect` and tshark.
+//! rxe's packets are marked on the path as by a congested switch. rxe gets congestion notification packets, which it
+//! ignores: its traffic is undisturbed. `ferroce dissect` and tshark read captures of it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::guest::Guest;
 use crate::verbs::{self, Tally};
 use crate::work::{Side, Terms, Verb};
 
-/// Service and verb, and whether rxe's end sends data if the engine asks, and if it asks itself. Acknowledgements
-/// of SENDs and WRITEs are no data; those of atomics carry some.
+/// Service and verb, and whether rxe's end sends data, with the engine as the requester and with rxe. Acknowledgements
+/// of SENDs and WRITEs are no data; those of atomics have some.
 const EXCHANGES: [(QpType, Verb, [bool; 2]); 8] = [
     (QpType::Rc, Verb::Send, [false, true]),
     (QpType::Rc, Verb::Write, [false, true]),
@@ -28,7 +28,7 @@ const EXCHANGES: [(QpType, Verb, [bool; 2]); 8] = [
     (QpType::Ud, Verb::Send, [false, true]),
 ];
 
-/// Counters of rxe that stand still if its traffic is undisturbed.
+/// Counters of rxe that do not change if its traffic is undisturbed.
 const TROUBLES: [&str; 7] = [
     "completer_retry_err",
     "duplicate_request",
@@ -39,11 +39,11 @@ const TROUBLES: [&str; 7] = [
     "send_err",
 ];
 
-/// How often an exchange is begun in which something is sent twice. A guest that stands still for a second on a busy
-/// machine does that, with CNPs or without; CNPs that disturb would do it each time.
+/// The most attempts of an exchange with retransmissions. On a busy machine a guest may pause for a second, which
+/// causes them with or without CNPs; CNPs that disturb would cause them every time.
 const ATTEMPTS: u32 = 3;
 
-/// Runs them all, with a CNP for each marked packet; returns how many exchanges that were.
+/// Runs all of them, with a CNP for each marked packet; returns the number of exchanges.
 pub(crate) fn run(guest: &Guest) -> u32 {
     guest.mark();
     let before = troubles(guest);
@@ -58,7 +58,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
                 .expect("fe0 is there")
                 .into_driver()
                 .expect("a packet driver");
-            // There are no frames to record of a socket.
+            // Frames of a socket can't be recorded.
             let file = device.starts_with("af_xdp").then(|| {
                 let name = format!("marked-{}-{ipv6}.pcapng", std::process::id());
                 Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
@@ -100,10 +100,10 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     exchanges
 }
 
-/// What came of an exchange that ended well.
+/// The result of a successful exchange.
 enum Outcome {
     Undisturbed(String),
-    /// Something was sent twice.
+    /// With a retransmission.
     Repaired(String),
 }
 
@@ -116,7 +116,7 @@ impl Outcome {
     }
 }
 
-/// One exchange for which rxe gets CNPs or none. Tells how many.
+/// One exchange in which rxe gets CNPs or not. Returns their number.
 fn exchange(
     ends: &mut Ends,
     terms: &Terms,
@@ -143,7 +143,7 @@ fn exchange(
     }
 }
 
-/// What went wrong at rxe until now.
+/// rxe's error counters so far.
 fn troubles(guest: &Guest) -> BTreeMap<String, u64> {
     let said = guest.start("cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep . *").succeed();
     let counters = said.lines().filter_map(|line| {
@@ -155,7 +155,7 @@ fn troubles(guest: &Guest) -> BTreeMap<String, u64> {
     counters
 }
 
-/// The CNPs of a capture, each with all that makes one, by `ferroce dissect`. tshark must find as many.
+/// The number of CNPs in a capture, each with a complete CNP format, by `ferroce dissect`. tshark must find as many.
 fn cnps(file: &Path) -> u64 {
     let dissect = Command::new(env!("CARGO_BIN_EXE_ferroce")).args(["dissect", "--json"]).arg(file).output();
     let dissect = dissect.expect("ferroce runs");
@@ -177,7 +177,7 @@ fn cnps(file: &Path) -> u64 {
     found
 }
 
-/// By number: Wireshark 4.0 gives the name CNP to opcode 128, and calls 129 unknown.
+/// By number: Wireshark 4.0 uses the name CNP for opcode 128, and calls 129 unknown.
 fn cnps_by_tshark(file: &Path) -> u64 {
     let filter = "infiniband.bth.opcode == 129 and infiniband.bth.psn == 0 and infiniband.bth.p_key == 0xffff and \
                   (ip.dsfield.dscp == 48 or ipv6.tclass.dscp == 48)";

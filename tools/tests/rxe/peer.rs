@@ -1,4 +1,4 @@
-//! The verbs peer in the guest (`tools/interop/guest/peer.py`), by JSON lines over TCP.
+//! The verbs peer in the guest (`tools/interop/guest/peer.py`), with JSON lines over TCP.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ const START: Duration = Duration::from_secs(60);
 /// The longest command: a poll that waits.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A connection to it. What it made there ends with it.
+/// A connection to the peer. Objects that it created there are destroyed with it.
 pub(crate) struct Peer {
     stream: TcpStream,
     received: Vec<u8>,
@@ -43,7 +43,7 @@ impl Peer {
         Peer { stream, received: Vec::new() }
     }
 
-    /// Sends a command and returns the answer, or why it can't be done. `turn` is called while that takes.
+    /// Sends a command and returns the answer, or the error. `turn` is called while waiting.
     pub(crate) fn ask(&mut self, command: &Value, mut turn: impl FnMut()) -> Result<Value, String> {
         self.stream.set_nonblocking(false).expect("a socket");
         self.stream.write_all(format!("{command}\n").as_bytes()).expect("the peer listens");

@@ -1,5 +1,5 @@
-//! perftest's programs, unmodified in the guest: the eight for RC, both ways, the other services, and what is
-//! recognized and refused.
+//! perftest's programs, unmodified in the guest: the eight for RC, in both roles, the other services, and
+//! configurations that are recognized and rejected.
 
 use crate::guest::{GUEST, Guest, OURS, Running, report};
 
@@ -7,7 +7,7 @@ use crate::guest::{GUEST, Guest, OURS, Running, report};
 const PORT: u16 = 18515;
 const OPERATIONS: [&str; 4] = ["write", "read", "send", "atomic"];
 
-/// Runs them all in both roles; returns how often. One has several queue pairs, and some have IPv6.
+/// Runs all of them in both roles; returns the number of runs. One has several queue pairs, and some use IPv6.
 pub(crate) fn run(guest: &Guest) -> u32 {
     let mut runs = 0;
     for sockets in [false, true] {
@@ -18,7 +18,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
                 (true, _) => ("udp:10.77.0.1", 1),
             };
             let (many, one) = match (operation, sockets) {
-                // Whatever the size, atomics have 8 bytes.
+                // Atomics always have 8 bytes.
                 ("atomic", _) => ("-n 100", "-n 50"),
                 ("send", false) => ("-s 3000 -n 50 -q 3 -m 1024", "-s 100 -n 50"),
                 _ => ("-s 4096 -n 100", "-s 100 -n 50"),
@@ -43,7 +43,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     runs + refusals(guest)
 }
 
-/// Programs and options that can't be served; each names what it is.
+/// Programs and options that are not supported; each error names the reason.
 fn refusals(guest: &Guest) -> u32 {
     let servers = [
         ("ib_write_bw -F -x 1 -c UC -n 100", "perf write bw", "the peer sends UC packets"),
@@ -58,10 +58,10 @@ fn refusals(guest: &Guest) -> u32 {
         let running = guest.start_server(&format!("{ours} -d af_xdp:fe0"));
         let there = guest.start(&format!("timeout 20 {theirs} {}", OURS[0]));
         is_named(running, theirs, ours, named);
-        // Whether it fails too is its own affair.
+        // It may fail, too.
         let _ = there.finish();
     }
-    // A client that comes so ends no server.
+    // Such a client does not end the server.
     let running = guest.start_server("perf write bw -d af_xdp:fe0 -n 100");
     let _ = guest.start(&format!("timeout 20 ib_write_bw -F -x 1 -R {}", OURS[0])).finish();
     guest.start(&format!("timeout 20 ib_write_bw -F -x 1 -n 100 {}", OURS[0])).succeed();
@@ -81,16 +81,16 @@ fn is_named(running: Running, theirs: &str, ours: &str, named: &str) {
     println!("{theirs:<62} | {ours}: names '{named}'");
 }
 
-/// One program, which counts what it sends or receives, with the GID of that index in the guest.
+/// One program, which counts its messages, with the guest's GID of that index.
 fn both_roles(guest: &Guest, operation: &str, mode: &str, device: &str, kind: &str, gid: u32) -> u32 {
     let program = format!("ib_{operation}_{mode}");
-    // -F: it does not mind how the guest's processor saves power.
+    // -F: ignores the guest's CPU frequency settings.
     let theirs = format!("timeout 40 {program} -F -x {gid} -u 18 {kind}");
     let ours = format!("perf {operation} {mode} -d {device} -u 18 {kind}");
     let case = format!("{program}, {kind}, IPv{}", if gid == 1 { 4 } else { 6 });
-    // TCP is over IPv4, whatever the GIDs are.
+    // TCP uses IPv4, whatever the GIDs are.
     let messages = |report: &str| count(report, kind, 1);
-    // A client of ours counts both directions.
+    // A ferroce client counts both directions.
     let ways = if kind.contains("-b") { 2 } else { 1 };
 
     let running = guest.start(&theirs);
@@ -98,7 +98,7 @@ fn both_roles(guest: &Guest, operation: &str, mode: &str, device: &str, kind: &s
     let here = guest.start_ferroce(&format!("{ours} --perftest {}", GUEST[0])).succeed();
     let there = running.succeed();
     assert!(count(&here, kind, ways), "{case}: {here}\n{there}");
-    // Of READs and atomics for latency, a passive server tells nothing.
+    // For READ and atomic latency, a passive server reports nothing.
     let passive = mode == "lat" && (operation == "read" || operation == "atomic");
     assert!(passive || messages(&there), "{case}: {here}\n{there}");
     report(&case, device, "client");
@@ -111,7 +111,7 @@ fn both_roles(guest: &Guest, operation: &str, mode: &str, device: &str, kind: &s
     2
 }
 
-/// Whether a report has a line of the messages that `kind` asks for, in so many directions, and of their size.
+/// Whether a report has a line with the message count of `kind`, in `ways` directions, and their size.
 fn count(report: &str, kind: &str, ways: u64) -> bool {
     let option = |name: &str, default: u64| {
         let mut words = kind.split_whitespace().skip_while(|word| *word != name).skip(1);

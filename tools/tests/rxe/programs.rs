@@ -7,14 +7,14 @@ use crate::guest::{GUEST, Guest, OURS, report};
 /// The port of the ping-pongs.
 const PORT: u16 = 18515;
 
-/// Runs them all; returns how often.
+/// Runs all of them; returns the number of runs.
 pub(crate) fn run(guest: &Guest) -> u32 {
     let devices = [("af_xdp:fe0", 0..2), ("udp:10.77.0.1", 0..1), ("udp:fd77::1", 1..2)];
     pingpong(guest) + connection_manager(guest, &devices) + shared(guest)
 }
 
-/// The same on an address that another process has first, which serves the guest in the end: packets of queue pairs and of QP1
-/// come to who they are for.
+/// The same on an address that another process had first, which serves the guest in the end: packets of queue pairs and
+/// of QP1 reach the right process.
 fn shared(guest: &Guest) -> u32 {
     const DEVICE: &str = "udp:10.77.0.1";
     let options = "-C 5 -S 300 -p 7400";
@@ -39,13 +39,13 @@ fn pingpong(guest: &Guest) -> u32 {
         for path_mtu in [1024, 4096] {
             runs.extend(sizes.map(|size| (device, "rc", format!("-m {path_mtu} -s {size}"), size)));
         }
-        // The unreliable services lose what a queue has no room for.
+        // The unreliable services lose packets that a queue has no room for.
         runs.extend([1, 1000, 4097].map(|size| (device, "uc", format!("-m 1024 -s {size}"), size)));
         runs.extend([1, 1000, 4096].map(|size| (device, "ud", format!("-s {size}"), size)));
     }
     for (device, service, kind, size) in &runs {
         let rounds = if *size > 100_000 { 10 } else { 50 };
-        // GID 1 of rdma_rxe is its IPv4 address; a socket has but one.
+        // GID 1 of rdma_rxe is its IPv4 address; a socket has only one.
         let common = format!("{kind} -n {rounds} -c");
         let options = format!("-g 1 {common}");
         let own = if device.starts_with("udp") { &common } else { &options };
@@ -56,7 +56,7 @@ fn pingpong(guest: &Guest) -> u32 {
     2 * runs.len() as u32
 }
 
-/// One of the ping-pongs, which checks what it receives.
+/// One of the ping-pongs, which checks received data.
 fn both_roles(guest: &Guest, case: &str, device: &str, theirs: &str, own: &str) {
     for role in ["client", "server"] {
         let (here, there) = exchange(guest, role, theirs, own);
@@ -65,7 +65,7 @@ fn both_roles(guest: &Guest, case: &str, device: &str, theirs: &str, own: &str) 
     }
 }
 
-/// What the engine's end and the guest's say; `role` is the engine's.
+/// The output of the engine's end and of the guest's; `role` is the engine's.
 fn exchange(
     guest: &Guest,
     role: &str,
@@ -87,7 +87,7 @@ fn check(case: &str, here: &str, there: &str) {
     assert!(here.contains("iters in") && there.contains("iters in"), "{case}: {here}\n{there}");
 }
 
-/// The ping-pongs of the reliable service, while the guest loses packets; returns how many.
+/// The ping-pongs of the reliable service, while the guest loses packets; returns the number of runs.
 pub(crate) fn with_loss(guest: &Guest) -> u32 {
     let mut cases = 0;
     for device in ["af_xdp:fe0", "udp:10.77.0.1"] {
@@ -99,8 +99,8 @@ pub(crate) fn with_loss(guest: &Guest) -> u32 {
             let own = format!("pingpong -d {device} {gid} {kind}");
             let last = format!("SEND {} of {rounds} completed with RetryExcErr", rounds - 1);
             for role in ["client", "server"] {
-                // Who has received everything goes, and if its last ACK is lost, the other end can't
-                // know. That says nothing, so it is done again.
+                // An end that has received everything closes, and if its last ACK is lost, the other end fails. That is
+                // no evidence, so the exchange is repeated.
                 let mut runs = (0..5).map(|_| exchange(guest, role, &theirs, &own));
                 let good = runs.find_map(|outcome| match outcome {
                     (Ok(here), Ok(there)) => Some((here, there)),
@@ -121,7 +121,7 @@ pub(crate) fn with_loss(guest: &Guest) -> u32 {
 
 /// rdma_cm's own programs, unmodified, against the commands of the same name.
 fn connection_manager(guest: &Guest, devices: &[(&str, Range<usize>)]) -> u32 {
-    /// With the port, and what both ends say at a good end.
+    /// With the port, and the output of both ends on success.
     struct Program {
         name: &'static str,
         port: u16,
@@ -130,7 +130,7 @@ fn connection_manager(guest: &Guest, devices: &[(&str, Range<usize>)]) -> u32 {
         ours: &'static str,
     }
     let programs = [
-        // rping's client ends whether or not its other thread has told of the end by then.
+        // rping's client may end before its other thread has reported the end.
         Program { name: "rping", port: 7174, theirs: ["DISCONNECT EVENT", "rdma-ping-4:"], ours: "5 pings" },
         Program { name: "ucmatose", port: 7471, theirs: ["return status 0"; 2], ours: "disconnected" },
         Program { name: "udaddy", port: 7174, theirs: ["return status 0"; 2], ours: "5 received" },

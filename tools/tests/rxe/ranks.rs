@@ -1,17 +1,17 @@
-//! Ranks of `ferroce demo` on rdma_rxe as a card of ours, in the guest: among themselves, and with software outside.
+//! Ranks of `ferroce demo` on rdma_rxe as an RNIC, in the guest: among themselves, and with the software stack outside.
 
 use crate::guest::{Guest, OURS, Running, report};
 use crate::share;
 
-/// The first tensors of the network, which fit into the guest's memory, twice.
+/// The first tensors of the network, which fit into the guest's memory, in two rounds.
 const WORK: &str = "--tensors 20 --rounds 2";
-/// Elements of them, once.
+/// Elements of these tensors.
 const ELEMENTS: u64 = 137_984;
 const RANKS: u64 = 3;
-/// What the rank outside is on.
+/// The devices of the rank outside.
 const OUTSIDE: [&str; 2] = ["af_xdp:fe0", "udp:10.77.0.1"];
 
-/// Runs all; returns how many.
+/// Runs all of them; returns their number.
 pub(crate) fn run(guest: &Guest) -> u32 {
     let demo = format!("demo -d ibverbs:rxe0 --ranks {RANKS} {WORK} --json");
     let said = guest.start(&share::command_that_starts_itself(&demo)).succeed();
@@ -37,7 +37,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     1 + OUTSIDE.len() as u32
 }
 
-/// The line that runs a rank of [`RANKS`]; it ends when its standard input does, which is a pipe that stays open here.
+/// The command of a rank of [`RANKS`]; it ends at the end of its standard input, a pipe that stays open here.
 fn rank(number: u32, device: &str, ferroce: &str) -> String {
     format!(
         "cd /tmp; pipe=rank-{number}-$$; mkfifo $pipe; exec 9<>$pipe; rm $pipe; \
@@ -47,7 +47,7 @@ fn rank(number: u32, device: &str, ferroce: &str) -> String {
     )
 }
 
-/// A rank has compared all elements of both rounds with what they must be, bit for bit.
+/// A rank has compared all elements of both rounds with the expected ones, bit for bit.
 fn check(rank: Running) {
     let said = rank.succeed();
     let events: Vec<serde_json::Value> =

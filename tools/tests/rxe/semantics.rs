@@ -9,7 +9,7 @@ use ferroce_test_support::semantics::{self, End, Kind, Pair, VLAN};
 
 use crate::guest::Guest;
 
-/// rdma_rxe at one end of a cable, and a namespace for software at the other.
+/// rdma_rxe at one end of a veth pair, and a namespace for the software stack at the other.
 const CABLE: &str = "ip netns add soft && ip link add v0 type veth peer name v1 && ip link set v1 netns soft && \
     ip link set v0 mtu 3000 up && ip addr add 10.79.0.1/24 dev v0 && ip -n soft link set lo up && \
     ip -n soft link set v1 mtu 3000 up && ip -n soft addr add 10.79.0.2/24 dev v1 && \
@@ -18,16 +18,16 @@ const CABLE: &str = "ip netns add soft && ip link add v0 type veth peer name v1 
     ip -n soft link add link v1 name v1.7 type vlan id 7 && ip -n soft link set v1.7 up && \
     ip -n soft addr add 10.81.0.2/24 dev v1.7 && rdma link add rxe1 type rxe netdev v0 && \
     ip link add link eth0 name eth0.7 type vlan id 7 && ip link set eth0.7 up && ip addr add 10.82.0.1/24 dev eth0.7";
-/// Ends of the cases; the requester first.
+/// The ends of the cases; the requester first.
 const PAIRS: [(&str, &str); 3] = [
     ("rdma_rxe to rdma_rxe", "ibverbs:rxe0,ibverbs:rxe0"),
     ("rdma_rxe to software", "ibverbs:rxe1,af_xdp:v1@soft"),
     ("software to rdma_rxe", "af_xdp:v1@soft,ibverbs:rxe1"),
 ];
-/// Of all cases over one pair, in an emulated guest on a busy machine.
+/// The time limit of all cases over one pair, in an emulated guest on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(400);
 
-/// Runs all cases in the guest. Returns how many.
+/// Runs all cases in the guest. Returns their number.
 pub(crate) fn run(guest: &Guest) -> u32 {
     guest.start(CABLE).succeed();
     let mut wrong = Vec::new();
@@ -50,7 +50,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     (PAIRS.len() * semantics::cases().len()) as u32
 }
 
-/// In the guest: runs the cases over these ends, `DEVICE` or `DEVICE@NAMESPACE` with a comma between them, and prints the
+/// In the guest: runs the cases over these ends, `DEVICE` or `DEVICE@NAMESPACE` separated by a comma, and prints the
 /// table.
 pub(crate) fn inside(ends: &str) {
     let ends: Vec<(&str, Option<&str>)> = ends
@@ -58,7 +58,8 @@ pub(crate) fn inside(ends: &str) {
         .map(|end| end.split_once('@').map_or((end, None), |(end, name)| (end, Some(name))))
         .collect();
     let [a, b] = ends[..] else { panic!("FERROCE_ENDS: two ends, with a comma between them") };
-    // What AF_XDP needs of its namespace is open from then on; the kernel's connection manager is of this thread's.
+    // AF_XDP opens everything that it needs in its namespace here; the kernel's connection manager uses this thread's
+    // namespace.
     let [(first, a), (second, b)] = [a, b].map(|(device, namespace)| match namespace {
         Some(namespace) => namespaces::inside(namespace, || open(device)),
         None => open(device),
@@ -75,8 +76,8 @@ pub(crate) fn inside(ends: &str) {
     }
 }
 
-/// A VLAN that is set up on the card's interface while its context is open has a row of the GID table, with its number, until
-/// it is taken down.
+/// A VLAN that is set up on the RNIC's interface while its context is open has a row of the GID table, with its number,
+/// until it is removed.
 fn lists_a_new_vlan(end: &mut End) {
     ip("link add link v0 name v0.8 type vlan id 8");
     ip("link set v0.8 up");
@@ -92,7 +93,7 @@ fn lists_a_new_vlan(end: &mut End) {
     assert_eq!((row.vlan, row.roce_v1), (Some(8), false));
     println!("a new VLAN is listed after {:?}", start.elapsed());
     ip("link del v0.8");
-    // The row stays, for queue pairs may name it; nobody listens on its address.
+    // The row remains, since queue pairs may use it; there is no listener on its address.
     let (anywhere, config) = (SocketAddr::from(([0, 0, 0, 0], 20_999)), ListenConfig::default());
     loop {
         end.poll().expect("the card is there");
@@ -103,8 +104,8 @@ fn lists_a_new_vlan(end: &mut End) {
     }
 }
 
-/// What rdma_rxe sends from an address of a VLAN leaves by the VLAN's interface, with a tag, and what comes to one must
-/// have come by it: each way the message of a case.
+/// Packets that rdma_rxe sends from a VLAN's address leave through the VLAN's interface, with a tag, and packets to one
+/// must arrive through it: the message of a case, in each direction.
 fn is_in_vlan(guest: &Guest) {
     for name in ["tx_bytes", "rx_bytes"] {
         let said = guest.start(&format!("cat /sys/class/net/v0.7/statistics/{name}")).succeed();

@@ -1,12 +1,12 @@
-//! What the guest gets of ours: the command, this test, and the shared libraries that they need.
+//! The files that the guest gets: the command, this test, and the shared libraries that they need.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where it is in the guest.
+/// Its path in the guest.
 const THERE: &str = "/share";
-/// The loader of the machine that the programs were built on, with the libraries that go with it.
+/// The loader of the build machine, with the libraries that belong to it.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// A folder that is copied into the guest, until it is dropped.
@@ -19,7 +19,7 @@ impl Share {
         fs::create_dir_all(&libraries).expect("a folder for the guest");
         let test = std::env::current_exe().expect("this test");
         for (name, program) in [("ferroce", Path::new(env!("CARGO_BIN_EXE_ferroce"))), ("test", &test)] {
-            // All of it lies in the guest's memory.
+            // All of it is in the guest's memory.
             let stripped = Command::new("strip").arg("-o").arg(folder.join(name)).arg(program).status();
             assert!(stripped.expect("strip (package binutils) runs").success(), "strip {name}");
             for library in libraries_of(program) {
@@ -41,15 +41,15 @@ impl Drop for Share {
     }
 }
 
-/// The line that runs a program of it in the guest.
+/// The command that runs a program of the share in the guest.
 pub(crate) fn command(program: &str, arguments: &str) -> String {
     format!(
         "NO_COLOR=1 RUST_LOG=info {THERE}/lib/{LOADER} --library-path {THERE}/lib {THERE}/{program} {arguments}"
     )
 }
 
-/// The line that runs a command of `ferroce` in the guest that starts its own program again: the kernel must know the
-/// program itself, not the loader, so the loader takes the place of the guest's own for this line.
+/// The command that runs a command of `ferroce` in the guest which starts its own program again: the kernel must
+/// execute the program itself, not the loader, so the loader replaces the guest's own for this command.
 pub(crate) fn command_that_starts_itself(arguments: &str) -> String {
     format!(
         "unshare -m /bin/busybox sh -c 'mount --bind {THERE}/lib/{LOADER} /lib64/{LOADER} && \
@@ -57,7 +57,7 @@ pub(crate) fn command_that_starts_itself(arguments: &str) -> String {
     )
 }
 
-/// As the loader finds them. libibverbs is opened when it is wanted, and is the guest's own.
+/// The libraries that the loader finds. libibverbs is loaded on demand, and is the guest's own.
 fn libraries_of(program: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(program).output().expect("ldd runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,8 +1,9 @@
-//! The guest as a switch: it forwards between two AF_XDP ports, with a bottleneck that marks on the way to the receiver.
+//! The guest as a switch: it forwards between two AF_XDP ports, with a bottleneck that marks on the path to the
+//! receiver.
 //!
-//! Two queue pairs of one port share the bottleneck: they leave by one path, so no hash or scheduler but their congestion
-//! control divides it between them. The rate of the bottleneck is at most half of what the guest forwards, which is
-//! measured first; so what is lost is lost in the queue of the bottleneck, and nowhere else.
+//! Two queue pairs of one port share the bottleneck. They use the same path, so only their congestion control divides
+//! it between them, and no hash or scheduler. The rate of the bottleneck is at most half of what the guest forwards,
+//! which is measured first; so losses occur only in the queue of the bottleneck.
 
 mod flows;
 mod simulated;
@@ -17,23 +18,25 @@ use self::flows::{ACK_TIMEOUT, FLOWS, Flows, MESSAGE, OUTSTANDING, PATH_MTU};
 use self::simulated::Simulated;
 use crate::guest::Guest;
 
-/// Ethernet without FCS, IPv4, UDP, BTH and ICRC, in each packet; RETH in the first of a message. So `tbf` counts.
+/// Ethernet without FCS, IPv4, UDP, BTH and ICRC, in each packet; RETH in the first one of a message. As counted by
+/// `tbf`.
 const HEADERS: u32 = 14 + 20 + 8 + 12 + 4;
 const RETH: u32 = 16;
 
-/// Bytes of queue below which nothing is marked, above which everything is, and that are held at most.
+/// Queue lengths in bytes: below the first nothing is marked, above the second everything is, and the third is the
+/// limit.
 const KMIN: u32 = 50_000;
 const KMAX: u32 = 200_000;
 const PMAX: f64 = 0.5;
 const LIMIT: u32 = 1_000_000;
-/// Bytes that may leave at once.
+/// Bytes of a burst.
 const BURST: u32 = 65_536;
-/// Mb/s of the bottleneck: as many as are well below the speed of most guests, and no fewer than the parameters are for.
+/// Mb/s of the bottleneck: well below the speed of most guests, and no less than the parameters require.
 const MOST: u32 = 40;
 const LEAST: u32 = 20;
-/// KMAX bytes of queue take 40 ms at 40 Mb/s, so the times of the published presets, which are for 25 Gb/s and more, are
-/// some hundreds of times as long. With those themselves less than half of the rate is used, on a simulated link of this
-/// kind.
+/// At 40 Mb/s, KMAX bytes of queue take 40 ms, so the times of the published presets, which are for 25 Gb/s and more,
+/// are multiplied by some hundreds. With the original ones, less than half of the rate is used on a simulated link of
+/// this kind.
 fn control() -> CongestionControl {
     CongestionControl::Dcqcn(
         Dcqcn::PAPER
@@ -48,16 +51,16 @@ fn control() -> CongestionControl {
 }
 const CNP_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long flows run before what they do is measured, and how long it is.
+/// The time before the measurement, and that of the measurement.
 const START_UP: Duration = Duration::from_secs(1);
 const UNLIMITED: Duration = Duration::from_secs(1);
 const MEASURED: Duration = Duration::from_secs(5);
-/// How often the exchange with congestion control is begun. A machine that stands still for a tenth of a second makes a
-/// queue overflow, or leaves the bottleneck idle; congestion control that does not work would do it each time.
+/// The most attempts of the exchange with congestion control. A machine that pauses for a tenth of a second makes a
+/// queue overflow, or leaves the bottleneck idle; congestion control that does not work would do it every time.
 const ATTEMPTS: u32 = 3;
 
-/// Measures, sets the bottleneck and runs two flows over it, with congestion control and without; returns how many runs
-/// that were.
+/// Measures, configures the bottleneck and runs two flows over it, with and without congestion control; returns the
+/// number of runs.
 pub(crate) fn run(guest: &Guest) -> u32 {
     guest.forward();
     let free = Flows::run(guest, &Config::default(), START_UP, UNLIMITED);
@@ -100,7 +103,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     2
 }
 
-/// Everything that somebody needs who repeats this elsewhere.
+/// Prints all settings that are needed to repeat this elsewhere.
 fn print_setting(rate: u32) {
     println!("{}", bottleneck(rate));
     println!(
@@ -112,10 +115,10 @@ fn print_setting(rate: u32) {
     println!("{}; a CNP per queue pair in {CNP_INTERVAL:?}; {MEASURED:?} after {START_UP:?}", control());
 }
 
-/// The commands of the bottleneck. The `burst` of `red` is the least that it takes: its average follows the queue within
-/// two packets. It spaces its marks evenly, which makes them up to twice as many as PMAX says. With `nodrop` it drops
-/// what is not ECN-capable when the queue is full and not before. The kernel merges no UDP packets that it forwards, so
-/// as many arrive marked as `red` has marked.
+/// The commands of the bottleneck. The `burst` of `red` is the least that it accepts: its average follows the queue
+/// within two packets. It spaces its marks evenly, which makes them up to twice as many as PMAX says. With `nodrop` it
+/// drops packets that are not ECN-capable only when the queue is full. The kernel does not merge UDP packets that it
+/// forwards, so as many arrive marked as `red` has marked.
 fn bottleneck(rate: u32) -> String {
     let frame = PATH_MTU.bytes() + HEADERS;
     format!(
@@ -138,13 +141,13 @@ fn limited(guest: &Guest, rate: u32, config: &Config) -> Outcome {
     Outcome { control: config.congestion, line_rate, capacity: line_rate * payload, flows, queue }
 }
 
-/// What the queue of the bottleneck has seen.
+/// The counters of the bottleneck's queue.
 struct Queue {
     packets: u64,
     marked: u64,
-    /// Lost because the queue was full.
+    /// Drops because the queue was full.
     full: u64,
-    /// Lost for any reason.
+    /// All drops.
     dropped: u64,
 }
 
@@ -166,7 +169,7 @@ impl Queue {
     }
 }
 
-/// What came of a run over the bottleneck.
+/// The results of a run over the bottleneck.
 struct Outcome {
     control: CongestionControl,
     /// Mb/s of the bottleneck, and of each flow at its start.
@@ -181,7 +184,7 @@ impl Outcome {
     const HEADING: &str = "        |               Mb/s |       |       | KB of queue | at the switch             | at the receiver | at the sender\n\
         control | each flow, allowed | used  | Jain  |  mean, most | forwarded marked  dropped | marked     CNPs |   CNPs    resent timeouts";
 
-    /// What was acknowledged, as a part of what the bottleneck carries.
+    /// The acknowledged part of the bottleneck's capacity.
     fn used(&self) -> f64 {
         self.flows.goodputs.iter().sum::<f64>() / self.capacity
     }
@@ -191,7 +194,7 @@ impl Outcome {
         jain(&self.flows.goodputs)
     }
 
-    /// Whether the queue was marked, the sender obeyed and nothing was lost.
+    /// Whether packets were marked, the sender slowed down and nothing was lost.
     fn is_controlled(&self) -> Result<(), String> {
         let Outcome { flows, queue, .. } = self;
         let expected = [
@@ -211,7 +214,7 @@ impl Outcome {
         check(&expected)
     }
 
-    /// Whether the queue overflowed, and nobody slowed down.
+    /// Whether the queue overflowed, and no sender slowed down.
     fn is_uncontrolled(&self) -> Result<(), String> {
         let Outcome { flows, queue, .. } = self;
         let expected = [
@@ -232,7 +235,7 @@ impl fmt::Display for Outcome {
         let allowed =
             flows.allowed.map(|rate| rate.map_or("-".to_owned(), |rate| format!("{rate:.0}"))).join(" ");
         let kilobytes = flows.under_way.map(|frames| frames * f64::from(PATH_MTU.bytes() + HEADERS) / 1e3);
-        // What is lost never arrives.
+        // Lost packets never arrive.
         let under_way =
             if queue.dropped == 0 { kilobytes.map(|n| format!("{n:.0}")).join(" ") } else { "-".to_owned() };
         write!(
@@ -259,7 +262,7 @@ fn jain(rates: &[f64]) -> f64 {
     sum * sum / (rates.len() as f64 * squares)
 }
 
-/// Fails with what is wrong.
+/// Fails with the conditions that are not met.
 fn check(expected: &[(&str, bool)]) -> Result<(), String> {
     let wrong: Vec<&str> =
         expected.iter().filter(|(_, is_so)| !is_so).map(|(otherwise, _)| *otherwise).collect();

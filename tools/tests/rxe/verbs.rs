@@ -1,5 +1,5 @@
-//! All verbs between the engine and rdma_rxe: each service, path MTU, IP version and role, messages of
-//! all pads, with what arrives and what must stay as it was compared at both ends.
+//! All verbs between the engine and rdma_rxe: each service, path MTU, IP version and role, messages with all pads. The
+//! changed and the unchanged memory is compared at both ends.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::ends::{Ends, Memories, Pair};
 use crate::guest::{Guest, report_outcome};
 use crate::work::{Completion, Part, Queue, Request, Side, Terms, Verb, everything};
 
-/// Runs them all; returns how many exchanges that were.
+/// Runs all of them; returns the number of exchanges.
 pub(crate) fn run(guest: &Guest) -> u32 {
     guest.inside(|| {
         let mut tally = Tally::default();
@@ -47,7 +47,7 @@ pub(crate) fn with_loss(guest: &Guest) -> u32 {
                 for asker in Side::BOTH {
                     let terms = Terms { timeout: 16, ..Terms::new(service, PathMtu::Mtu1024) };
                     let sizes = [30_000, 30_001, 30_002, 30_003, 1, 0, 5, 6, 7, 8];
-                    // Atomics are a packet each.
+                    // Atomics have one packet each.
                     let times = if verb == Verb::FetchAdd || verb == Verb::CompareSwap { 6 } else { 3 };
                     let outcomes: Vec<_> = (1..=times)
                         .map(|time| {
@@ -95,21 +95,21 @@ const SERVICES: [(QpType, Verb); 14] = [
     (QpType::Ud, Verb::SendImm),
 ];
 
-/// Room for the messages of one exchange.
+/// The space for the messages of one exchange.
 const SMALL: u64 = 64 << 10;
 const LOSSY: u64 = 128 << 10;
 /// The longest message.
 const LONG: u32 = 8 << 20;
-/// Where messages are at the side that asks, from where they are at the other: neither address nor
-/// alignment is the same.
+/// The offset between the places of messages at the requester and at the other end: neither address nor alignment is
+/// the same.
 const SHIFT: u64 = 11;
-/// In front of a datagram's receive.
+/// Before the data in a datagram's receive buffer.
 const NETWORK_HEADER: u32 = 40;
-/// What nobody is told of, WRITEs of UC, comes within this time.
+/// The time within which UC WRITEs arrive, which have no notification.
 const ARRIVAL: Duration = Duration::from_secs(10);
 const IMMEDIATE: u32 = 0x0102_0304;
 
-/// No payload, all pads of one packet, of full ones and of several; datagrams are one packet.
+/// No payload, all pads of one packet, of full packets and of several; datagrams are one packet.
 fn sizes(service: QpType, path_mtu: PathMtu) -> Vec<u32> {
     let full = path_mtu.bytes();
     if service == QpType::Ud {
@@ -146,7 +146,7 @@ fn long(ends: &mut Ends, tally: &mut Tally, tried: &TriedDevice) {
     ends.release_memories(&memories);
 }
 
-/// One exchange by itself, of these sizes or of all that matter.
+/// One exchange by itself, of these sizes or of all relevant ones.
 pub(crate) fn alone(
     ends: &mut Ends,
     terms: &Terms,
@@ -158,7 +158,7 @@ pub(crate) fn alone(
     exchange(ends, &memories, terms, (asker, verb), &sizes)
 }
 
-/// One exchange over queue pairs of its own.
+/// One exchange over its own queue pairs.
 fn exchange(
     ends: &mut Ends,
     memories: &Memories,
@@ -186,7 +186,7 @@ fn messages(
     let header = if service == QpType::Ud { NETWORK_HEADER } else { 0 };
     let there = layout(sizes, header);
     let here: Vec<Part> = there.iter().map(|part| Part { offset: part.offset + SHIFT, ..*part }).collect();
-    // What stands in front of datagrams is looked at by itself.
+    // The header before datagrams is checked separately.
     let headers = there.iter().filter(|_| header > 0).map(|part| Part {
         offset: part.offset - u64::from(header),
         length: header,
@@ -217,7 +217,7 @@ fn messages(
     }
     if verb == Verb::SendInvalidate {
         for request in &mut requests {
-            // Nobody uses it: that an invalid key is refused is a matter of the error paths.
+            // It is not used: the error tests check that an invalid key is refused.
             request.invalidate = ends.window(other, pair, memories, (0, 64));
         }
     }
@@ -255,7 +255,7 @@ fn messages(
             }
         }
     }
-    // The sources too: nothing may write there.
+    // The sources, too: they must not change.
     let (at_asker, at_other) = if reads { (&here, &there) } else { (&here, &arrived) };
     ends.check(other, memories, at_other, ARRIVAL)?;
     ends.check(asker, memories, at_asker, Duration::ZERO)?;
@@ -265,13 +265,13 @@ fn messages(
     Ok(())
 }
 
-/// What to tell of completions that are not all in success.
+/// A description of completions that are not all successful.
 fn first_wrong(found: &[Completion], expected: usize) -> String {
     let first = found.iter().find(|wc| wc.status != 0);
     format!("{} of {expected}, the first in error {first:?}", found.len())
 }
 
-/// Messages one behind the other, gaps between them.
+/// Messages one after the other, with gaps.
 fn layout(sizes: &[u32], header: u32) -> Vec<Part> {
     let mut offset = 64;
     let mut parts = Vec::new();
@@ -283,7 +283,7 @@ fn layout(sizes: &[u32], header: u32) -> Vec<Part> {
     parts
 }
 
-/// Sixteen at once on one word: each old value comes back, in its order, and nothing else changes.
+/// Sixteen at once on one word: each original value is returned, in order, and nothing else changes.
 fn atomics(ends: &mut Ends, pair: &mut Pair, asker: Side, verb: Verb) -> Result<(), String> {
     const COUNT: u64 = 16;
     const WORD: u64 = 24;
@@ -299,7 +299,7 @@ fn atomics(ends: &mut Ends, pair: &mut Pair, asker: Side, verb: Verb) -> Result<
     for number in 0..COUNT {
         let offset = 8 + 24 * number;
         here[offset as usize..offset as usize + 8].copy_from_slice(&word.to_ne_bytes());
-        // Every third one misses.
+        // Every third one fails the comparison.
         let (compare, swap) = match (verb, number % 3) {
             (Verb::FetchAdd, _) => ([1, u64::MAX, 1 << 63][number as usize % 3], 0),
             (_, 2) => (word ^ 1 << number, 1),
@@ -341,7 +341,7 @@ fn atomics(ends: &mut Ends, pair: &mut Pair, asker: Side, verb: Verb) -> Result<
     Ok(())
 }
 
-/// What came of the exchanges.
+/// The results of the exchanges.
 #[derive(Default)]
 pub(crate) struct Tally {
     right: u32,
@@ -362,7 +362,7 @@ impl Tally {
         report_outcome(case, device, asker.name(), &cells.join(", "));
     }
 
-    /// Prints a line with one result, in words.
+    /// Prints a line with one result, as text.
     pub(crate) fn single(&mut self, case: &str, device: &str, asker: Side, outcome: Result<String, String>) {
         *if outcome.is_ok() { &mut self.right } else { &mut self.wrong } += 1;
         let text = match outcome {
@@ -372,7 +372,7 @@ impl Tally {
         report_outcome(case, device, asker.name(), &text);
     }
 
-    /// Fails if anything was wrong; otherwise tells how much was right.
+    /// Fails if any exchange failed; otherwise prints the number of successes.
     pub(crate) fn end(self) -> u32 {
         assert!(self.wrong == 0, "{} of {} exchanges went wrong", self.wrong, self.right + self.wrong);
         self.right

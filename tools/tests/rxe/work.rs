@@ -1,8 +1,8 @@
-//! What is asked of either end: sides, verbs, requests, completions.
+//! The work of either end: sides, verbs, requests, completions.
 
 use ferroce::{Access, PathMtu, QpType};
 
-/// Who is meant.
+/// One of the ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Ferroce,
@@ -21,7 +21,7 @@ impl Side {
     }
 }
 
-/// What is asked of the other end.
+/// An operation on the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Send,
@@ -49,7 +49,7 @@ impl Verb {
         }
     }
 
-    /// The number of its completion's opcode.
+    /// The opcode number in its completion.
     pub(crate) fn opcode(self) -> u64 {
         match self {
             Verb::Send | Verb::SendImm | Verb::SendInvalidate => 0,
@@ -64,7 +64,7 @@ impl Verb {
         matches!(self, Verb::Send | Verb::SendImm | Verb::SendInvalidate)
     }
 
-    /// Whether it takes a receive.
+    /// Whether it consumes a receive WR.
     pub(crate) fn takes_receive(self) -> bool {
         self.is_send() || self == Verb::WriteImm
     }
@@ -91,15 +91,15 @@ impl Verb {
 /// One work request of a send queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
-    /// In the memory of who asks.
+    /// In the requester's memory.
     pub(crate) offset: u64,
     pub(crate) length: u32,
-    /// In the memory of the other; what does not reach into it is told by its bounds.
+    /// In the memory of the other end, whose bounds checks find an offset outside.
     pub(crate) remote_offset: i64,
     /// The key to use in place of the memory's own.
     pub(crate) rkey: Option<u32>,
     pub(crate) imm: u32,
-    /// What is compared, or added.
+    /// The value to compare or add.
     pub(crate) compare: u64,
     pub(crate) swap: u64,
     /// The key to invalidate.
@@ -121,7 +121,7 @@ impl Request {
     };
 }
 
-/// A part of a memory that holds the pattern of its seed, or anything.
+/// A part of a memory that contains the pattern of its seed, or arbitrary data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) offset: u64,
@@ -133,7 +133,7 @@ pub(crate) struct Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) wr_id: u64,
-    /// The verbs' number.
+    /// The number in the verbs API.
     pub(crate) status: u64,
     pub(crate) opcode: u64,
     pub(crate) length: u64,
@@ -148,7 +148,7 @@ pub(crate) enum Queue {
     Receive,
 }
 
-/// How two queue pairs are connected. Access is what each end lets the other do.
+/// The attributes of two connected queue pairs. Access rights are those that each end grants to the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) service: QpType,
@@ -162,7 +162,7 @@ pub(crate) struct Terms {
 
 impl Terms {
     pub(crate) fn new(service: QpType, path_mtu: PathMtu) -> Terms {
-        // 1 s: an emulated guest takes its time with what it has never done before.
+        // 1 s: an emulated guest is slow with operations that it executes for the first time.
         let timeout = 18;
         Terms {
             service,
@@ -176,7 +176,7 @@ impl Terms {
     }
 }
 
-/// Remote access of every kind that both ends know.
+/// All kinds of remote access that both ends support.
 pub(crate) fn everything() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }

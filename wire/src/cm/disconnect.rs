@@ -11,7 +11,7 @@ pub struct Dreq {
     remote_comm_id: U32,
     remote_qpn: [u8; 3],
     reserved: u8,
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 220],
 }
 
@@ -48,7 +48,7 @@ impl Dreq {
 pub struct Drep {
     local_comm_id: U32,
     remote_comm_id: U32,
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 224],
 }
 

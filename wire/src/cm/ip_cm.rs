@@ -4,22 +4,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub const SERVICE_ID_TCP: u64 = 0x0000_0000_0106_0000;
 /// Service ids of the UDP port space: this plus the port.
 pub const SERVICE_ID_UDP: u64 = 0x0000_0000_0111_0000;
-/// The Q_Key of rdma_cm's datagram services, which librdmacm gives every datagram queue pair: `RDMA_UDP_QKEY`.
+/// The Q_Key of rdma_cm's datagram services, which librdmacm sets on every datagram queue pair: `RDMA_UDP_QKEY`.
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
-/// What the first 36 bytes of private data of a REQ or SIDR_REQ say when both sides talk in IP
-/// addresses and ports, as rdma_cm's do. The port asked for is in the service id.
+/// The first 36 bytes of private data of a REQ or SIDR_REQ between ends with IP addresses and ports, like those of
+/// rdma_cm. The destination port is in the service id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpCm {
-    /// Where the request comes from.
+    /// The source of the request.
     pub source: IpAddr,
-    /// The port it comes from.
+    /// The source port.
     pub source_port: u16,
-    /// Where it goes; of the same IP version.
+    /// The destination, of the same IP version.
     pub destination: IpAddr,
 }
 
-/// Why private data does not start with IP addresses; the request is rejected.
+/// The reason why private data does not begin with IP addresses. The request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum IpCmError {
@@ -41,7 +41,7 @@ impl IpCm {
     /// Bytes on the wire.
     pub const LEN: usize = 36;
 
-    /// Reads the start of `private_data`.
+    /// Parses the beginning of `private_data`.
     ///
     /// # Errors
     /// The first check that fails.
@@ -71,7 +71,7 @@ impl IpCm {
         })
     }
 
-    /// The bytes, to be put in front of the user's.
+    /// The bytes, to be followed by the application's private data.
     ///
     /// # Errors
     /// [`IpCmError::Mixed`].

@@ -4,8 +4,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::{bits, set_bits};
 use crate::{Gid, Qpn};
 
-/// A path as a REQ describes it, 44 bytes. RoCE has no LIDs and leaves them as they are
-/// (0xffff from rdma_cm).
+/// A path as described in a REQ, 44 bytes. RoCE has no LIDs and does not change them (0xffff from rdma_cm).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PathRecord {
@@ -24,7 +23,7 @@ pub struct PathRecord {
 }
 
 impl PathRecord {
-    /// A path from `local` to `remote` without LIDs; all else is zero.
+    /// A path from `local` to `remote` without LIDs; all other fields are zero.
     pub fn new(local: Gid, remote: Gid) -> PathRecord {
         let no_lid = U16::new(0xffff);
         PathRecord {
@@ -127,8 +126,8 @@ impl PathRecord {
     }
 }
 
-/// Load alternate path. ferroce has no path migration and answers with an [`Apr`] that says so;
-/// the path itself, which has another shape than in a REQ, is therefore not taken apart.
+/// Load alternate path. ferroce does not support path migration, and answers with an [`Apr`] with this status. So the
+/// path itself, which has another format than in a REQ, is not parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Lap {
@@ -140,7 +139,7 @@ pub struct Lap {
     timeout: u8,
     reserved_b: U32,
     alternate_path: [u8; 44],
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 168],
 }
 
@@ -171,12 +170,12 @@ pub struct Apr {
     status: u8,
     reserved: U16,
     info: [u8; 72],
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 148],
 }
 
 impl Apr {
-    /// The status of a responder that has no path migration.
+    /// The status of a responder without path migration.
     pub const UNSUPPORTED: u8 = 2;
 
     /// Answers a LAP.

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use super::{bits, set_bits};
 
-/// Which message a REJ or an MRA is about.
+/// The message that a REJ or an MRA refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
@@ -13,7 +13,7 @@ pub enum Stage {
     Req = 0,
     /// A REP.
     Rep = 1,
-    /// REJ: none of them; MRA: a LAP.
+    /// In a REJ: none of them; in an MRA: a LAP.
     Other = 2,
 }
 
@@ -40,7 +40,7 @@ pub struct Rej {
     info_length: u8,
     reason: U16,
     info: [u8; 72],
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 148],
 }
 
@@ -66,23 +66,23 @@ impl Rej {
         self.remote_comm_id.get()
     }
 
-    /// Which message is rejected; `None` for the reserved code.
+    /// The rejected message; `None` for the reserved code.
     pub fn stage(&self) -> Option<Stage> {
         Stage::from_bits(bits(self.stage, 6, 2))
     }
 
-    /// Why.
+    /// The reason.
     pub fn reason(&self) -> RejectReason {
         RejectReason(self.reason.get())
     }
 
-    /// The additional information that some reasons come with (the path MTU that would do, ...).
+    /// The additional information for some reasons (an acceptable path MTU, ...).
     pub fn info(&self) -> &[u8] {
         let length = usize::from(bits(self.info_length, 1, 7));
         &self.info[..length.min(self.info.len())]
     }
 
-    /// Sets [`info`](Rej::info), of which there is room for 72 bytes; `false` if it is longer.
+    /// Sets [`info`](Rej::info), of at most 72 bytes; `false` if it is longer.
     pub fn set_info(&mut self, info: &[u8]) -> bool {
         let Some(room) = self.info.get_mut(..info.len()) else { return false };
         room.copy_from_slice(info);
@@ -91,35 +91,35 @@ impl Rej {
     }
 }
 
-/// Why a connection is rejected.
+/// The reason for rejecting a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RejectReason(pub u16);
 
 impl RejectReason {
     /// No queue pair is left.
     pub const NO_QP: RejectReason = RejectReason(1);
-    /// Something else is used up.
+    /// Another resource is exhausted.
     pub const NO_RESOURCES: RejectReason = RejectReason(3);
     /// The other side did not answer in time.
     pub const TIMEOUT: RejectReason = RejectReason(4);
     /// The communication id is not known.
     pub const INVALID_COMM_ID: RejectReason = RejectReason(6);
-    /// Nobody listens on the service id.
+    /// There is no listener on the service id.
     pub const INVALID_SERVICE_ID: RejectReason = RejectReason(8);
-    /// The transport can't be had.
+    /// The transport is not supported.
     pub const INVALID_TRANSPORT: RejectReason = RejectReason(9);
-    /// The queue pair belongs to a connection that is not over yet.
+    /// The queue pair belongs to a connection that has not ended.
     pub const STALE_CONNECTION: RejectReason = RejectReason(10);
     /// The GID is not the receiver's.
     pub const INVALID_GID: RejectReason = RejectReason(12);
-    /// The path MTU can't be used.
+    /// The path MTU is not supported.
     pub const INVALID_MTU: RejectReason = RejectReason(26);
-    /// The listener said no.
+    /// The listener rejected the request.
     pub const CONSUMER: RejectReason = RejectReason(28);
     /// The communication id is in use.
     pub const DUPLICATE_COMM_ID: RejectReason = RejectReason(30);
 
-    /// The reason in a word or two, if it has a name here.
+    /// A short name of the reason, if it is one of these.
     pub const fn name(self) -> Option<&'static str> {
         Some(match self {
             RejectReason::NO_QP => "no QP",
@@ -157,7 +157,7 @@ pub struct Mra {
     stage: u8,
     /// Service timeout [7:3].
     timeout: u8,
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 222],
 }
 
@@ -184,12 +184,12 @@ impl Mra {
         self.remote_comm_id.get()
     }
 
-    /// Which message was received; `None` for the reserved code.
+    /// The received message; `None` for the reserved code.
     pub fn stage(&self) -> Option<Stage> {
         Stage::from_bits(bits(self.stage, 6, 2))
     }
 
-    /// How long the answer may take: 4.096 µs · 2ⁿ.
+    /// The time that the answer may take: 4.096 µs · 2ⁿ.
     pub fn service_timeout(&self) -> u8 {
         bits(self.timeout, 3, 5)
     }

@@ -24,13 +24,12 @@ pub struct Rep {
     /// RNR retry count [7:5], SRQ [4].
     rnr_retry: u8,
     ca_guid: U64,
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 196],
 }
 
 impl Rep {
-    /// A reply that offers `qpn`, whose first packet from the other side must have `starting_psn`;
-    /// all else is zero.
+    /// A reply with the queue pair `qpn`, which expects `starting_psn` in the first packet; all other fields are zero.
     pub fn new(local_comm_id: u32, remote_comm_id: u32, qpn: Qpn, starting_psn: Psn) -> Rep {
         Rep {
             local_comm_id: U32::new(local_comm_id),
@@ -51,7 +50,7 @@ impl Rep {
         self.remote_comm_id.get()
     }
 
-    /// The Q_Key, for services that have one.
+    /// The Q_Key, for services with one.
     pub fn qkey(&self) -> u32 {
         self.qkey.get()
     }
@@ -66,12 +65,12 @@ impl Rep {
         Qpn::from_bytes(self.qpn)
     }
 
-    /// The PSN that the sender expects first, so from which the *receiver* numbers its packets.
+    /// The first PSN that the sender expects: the *receiver* numbers its packets from it.
     pub fn starting_psn(&self) -> Psn {
         Psn::from_bytes(self.starting_psn)
     }
 
-    /// How many READs and atomics the sender takes at once.
+    /// The number of outstanding READs and atomics that the sender accepts.
     pub fn responder_resources(&self) -> u8 {
         self.responder_resources
     }
@@ -81,7 +80,7 @@ impl Rep {
         self.responder_resources = count;
     }
 
-    /// How many READs and atomics the sender will have outstanding.
+    /// The number of READs and atomics that the sender will have outstanding.
     pub fn initiator_depth(&self) -> u8 {
         self.initiator_depth
     }
@@ -91,7 +90,7 @@ impl Rep {
         self.initiator_depth = count;
     }
 
-    /// How long the sender takes to acknowledge: 4.096 µs · 2ⁿ, n from 0 to 31.
+    /// The sender's delay of acknowledgements: 4.096 µs · 2ⁿ, n from 0 to 31.
     pub fn target_ack_delay(&self) -> u8 {
         bits(self.ack_delay, 3, 5)
     }
@@ -111,7 +110,7 @@ impl Rep {
         set_bits(&mut self.ack_delay, 1, 2, code);
     }
 
-    /// Whether the sender gives credits.
+    /// Whether the sender returns credits.
     pub fn end_to_end_flow_control(&self) -> bool {
         bits(self.ack_delay, 0, 1) != 0
     }
@@ -121,7 +120,7 @@ impl Rep {
         set_bits(&mut self.ack_delay, 0, 1, on.into());
     }
 
-    /// How often the receiver of the REP tries again after an RNR NAK; 7 is for ever.
+    /// The number of retries of the REP's receiver after an RNR NAK; 7 is unlimited.
     pub fn rnr_retry_count(&self) -> u8 {
         bits(self.rnr_retry, 5, 3)
     }
@@ -152,13 +151,13 @@ impl Rep {
     }
 }
 
-/// Ready to use: the requester has the REP.
+/// Ready to use: the requester has received the REP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Rtu {
     local_comm_id: U32,
     remote_comm_id: U32,
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 224],
 }
 

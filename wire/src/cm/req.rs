@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::{PathRecord, bits, set_bits};
 use crate::{PKEY_DEFAULT, PKey, PathMtu, Psn, Qpn};
 
-/// The transport that a connection is for.
+/// The transport of a requested connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TransportType {
@@ -39,18 +39,17 @@ pub struct Req {
     mtu: u8,
     /// Max CM retries [7:4], SRQ [3], extended transport [2:0].
     max_cm_retries: u8,
-    /// The path to use.
+    /// The primary path.
     pub primary_path: PathRecord,
-    /// The path to fall back to; all zero if there is none.
+    /// The alternate path; all zero if there is none.
     pub alternate_path: PathRecord,
-    /// The user's bytes; the first 36 may be an [`IpCm`](super::IpCm).
+    /// The application's private data; the first 36 bytes may be an [`IpCm`](super::IpCm).
     pub private_data: [u8; 92],
 }
 
 impl Req {
-    /// A request for an RC connection to `service_id` over `path`, from `qpn`, whose first
-    /// packet from the other side must have `starting_psn`. The P_Key is the default one; all else is
-    /// zero.
+    /// A request for an RC connection to `service_id` over `path`, from `qpn`, which expects `starting_psn` in the
+    /// first packet. The P_Key is the default one; all other fields are zero.
     pub fn new(
         local_comm_id: u32,
         service_id: u64,
@@ -76,7 +75,7 @@ impl Req {
         self.local_comm_id.get()
     }
 
-    /// What the sender wants to connect to.
+    /// The requested service.
     pub fn service_id(&self) -> u64 {
         self.service_id.get()
     }
@@ -91,7 +90,7 @@ impl Req {
         self.ca_guid = U64::new(guid);
     }
 
-    /// The Q_Key, for services that have one.
+    /// The Q_Key, for services with one.
     pub fn qkey(&self) -> u32 {
         self.qkey.get()
     }
@@ -106,7 +105,7 @@ impl Req {
         Qpn::from_bytes(self.qpn)
     }
 
-    /// How many READs and atomics the sender takes at once.
+    /// The number of outstanding READs and atomics that the sender accepts.
     pub fn responder_resources(&self) -> u8 {
         self.responder_resources
     }
@@ -116,7 +115,7 @@ impl Req {
         self.responder_resources = count;
     }
 
-    /// How many READs and atomics the sender would like to have outstanding.
+    /// The number of READs and atomics that the sender requests to have outstanding.
     pub fn initiator_depth(&self) -> u8 {
         self.initiator_depth
     }
@@ -126,7 +125,7 @@ impl Req {
         self.initiator_depth = count;
     }
 
-    /// Within what time the receiver must answer: 4.096 µs · 2ⁿ, n from 0 to 31.
+    /// The time in which the receiver must answer: 4.096 µs · 2ⁿ, n from 0 to 31.
     pub fn remote_cm_timeout(&self) -> u8 {
         bits(self.remote_timeout, 3, 5)
     }
@@ -150,7 +149,7 @@ impl Req {
         set_bits(&mut self.remote_timeout, 1, 2, transport as u8);
     }
 
-    /// Whether the sender gives credits.
+    /// Whether the sender returns credits.
     pub fn end_to_end_flow_control(&self) -> bool {
         bits(self.remote_timeout, 0, 1) != 0
     }
@@ -160,12 +159,12 @@ impl Req {
         set_bits(&mut self.remote_timeout, 0, 1, on.into());
     }
 
-    /// The PSN that the sender expects first, so from which the *receiver* numbers its packets.
+    /// The first PSN that the sender expects: the *receiver* numbers its packets from it.
     pub fn starting_psn(&self) -> Psn {
         Psn::from_bytes(self.starting_psn)
     }
 
-    /// Within what time the sender answers: 4.096 µs · 2ⁿ, n from 0 to 31.
+    /// The time in which the sender answers: 4.096 µs · 2ⁿ, n from 0 to 31.
     pub fn local_cm_timeout(&self) -> u8 {
         bits(self.local_timeout, 3, 5)
     }
@@ -175,7 +174,7 @@ impl Req {
         set_bits(&mut self.local_timeout, 3, 5, exponent);
     }
 
-    /// How often the receiver tries again after a timeout, 0 to 7.
+    /// The number of retries of the receiver after a timeout, 0 to 7.
     pub fn retry_count(&self) -> u8 {
         bits(self.local_timeout, 0, 3)
     }
@@ -195,13 +194,13 @@ impl Req {
         self.pkey = U16::new(pkey.0);
     }
 
-    /// The path MTU; `None` for a code that is none.
+    /// The path MTU; `None` for an invalid code.
     pub fn path_mtu(&self) -> Option<PathMtu> {
         let code = bits(self.mtu, 4, 4);
         PathMtu::from_code(code)
     }
 
-    /// How often the receiver tries again after an RNR NAK, 0 to 7; 7 is for ever.
+    /// The number of retries of the receiver after an RNR NAK, 0 to 7; 7 is unlimited.
     pub fn rnr_retry_count(&self) -> u8 {
         bits(self.mtu, 0, 3)
     }
@@ -211,7 +210,7 @@ impl Req {
         set_bits(&mut self.mtu, 0, 3, count);
     }
 
-    /// How often messages are sent again, 0 to 15.
+    /// How often messages are retransmitted, 0 to 15.
     pub fn max_cm_retries(&self) -> u8 {
         bits(self.max_cm_retries, 4, 4)
     }

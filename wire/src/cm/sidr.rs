@@ -3,7 +3,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::{PKey, Qpn};
 
-/// Service id resolution request: which datagram queue pair serves this id?
+/// Service id resolution request: a query for the datagram queue pair of a service id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SidrReq {
@@ -11,12 +11,12 @@ pub struct SidrReq {
     pkey: U16,
     reserved: U16,
     service_id: U64,
-    /// The user's bytes; the first 36 may be an [`IpCm`](super::IpCm).
+    /// The application's private data; the first 36 bytes may be an [`IpCm`](super::IpCm).
     pub private_data: [u8; 216],
 }
 
 impl SidrReq {
-    /// Asks for `service_id` in the partition of `pkey`.
+    /// A request for `service_id` in the partition of `pkey`.
     pub fn new(request_id: u32, service_id: u64, pkey: PKey) -> SidrReq {
         SidrReq {
             request_id: U32::new(request_id),
@@ -26,7 +26,7 @@ impl SidrReq {
         }
     }
 
-    /// What the reply repeats.
+    /// The request's id, which the reply repeats.
     pub fn request_id(&self) -> u32 {
         self.request_id.get()
     }
@@ -36,7 +36,7 @@ impl SidrReq {
         PKey(self.pkey.get())
     }
 
-    /// What is asked for.
+    /// The requested service.
     pub fn service_id(&self) -> u64 {
         self.service_id.get()
     }
@@ -55,12 +55,12 @@ pub struct SidrRep {
     service_id: U64,
     qkey: U32,
     info: [u8; 72],
-    /// The user's bytes.
+    /// The application's private data.
     pub private_data: [u8; 136],
 }
 
 impl SidrRep {
-    /// The service is at `qpn`, whose Q_Key is `qkey`.
+    /// A reply with the service's queue pair `qpn` and its Q_Key `qkey`.
     pub fn found(request_id: u32, service_id: u64, qpn: Qpn, qkey: u32) -> SidrRep {
         SidrRep {
             request_id: U32::new(request_id),
@@ -71,7 +71,7 @@ impl SidrRep {
         }
     }
 
-    /// The service can't be had; `status` is not 0.
+    /// A reply that refuses the service; `status` is not 0.
     pub fn refused(request_id: u32, service_id: u64, status: u8) -> SidrRep {
         SidrRep {
             request_id: U32::new(request_id),
@@ -81,7 +81,7 @@ impl SidrRep {
         }
     }
 
-    /// What the request said.
+    /// The request's id.
     pub fn request_id(&self) -> u32 {
         self.request_id.get()
     }
@@ -96,7 +96,7 @@ impl SidrRep {
         Qpn::from_bytes(self.qpn)
     }
 
-    /// The service that was asked for.
+    /// The requested service.
     pub fn service_id(&self) -> u64 {
         self.service_id.get()
     }
@@ -106,7 +106,7 @@ impl SidrRep {
         self.qkey.get()
     }
 
-    /// The additional information that some statuses come with.
+    /// The additional information for some statuses.
     pub fn info(&self) -> &[u8] {
         &self.info[..usize::from(self.info_length).min(self.info.len())]
     }

@@ -1,4 +1,4 @@
-//! What the tests over captures share.
+//! Shared code of the tests with captures.
 
 use std::path::Path;
 

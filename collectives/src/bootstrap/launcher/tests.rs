@@ -32,7 +32,7 @@ fn told(pairs: Pairs<'_>) -> (Launcher, u32, u32, String, u16, u64) {
 const TORCHRUN: [(&str, &str); 4] =
     [("RANK", "2"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500")];
 
-/// As mpirun of Open MPI 4.1.4 sets them, on one host.
+/// The variables that mpirun of Open MPI 4.1.4 sets on one host.
 const OPEN_MPI: [(&str, &str); 5] = [
     ("OMPI_COMM_WORLD_RANK", "1"),
     ("OMPI_COMM_WORLD_SIZE", "4"),
@@ -55,7 +55,7 @@ const KUBERNETES: [(&str, &str); 3] =
 const ID: (&str, &str) = ("FERROCE_UNIQUE_ID", "ferroce1:192.0.2.1:41234:0123456789abcdef");
 
 #[test]
-fn what_torchrun_sets_is_read() {
+fn variables_of_torchrun_are_read() {
     let bootstrap = from(&TORCHRUN).unwrap();
     assert_eq!((bootstrap.rank(), bootstrap.size()), (2, 4));
     assert_eq!(bootstrap.master(), "192.0.2.1:29500".parse().unwrap());
@@ -66,9 +66,9 @@ fn what_torchrun_sets_is_read() {
     assert_eq!(own.master(), "192.0.2.7:7".parse().unwrap());
 }
 
-/// The store of torchrun's agent has the port.
+/// The store of torchrun's agent uses the port.
 #[test]
-fn the_port_of_torchruns_own_store_is_left_alone() {
+fn the_port_of_torchruns_own_store_is_not_used() {
     let port = |store, restarts| {
         let elastic = [
             ("TORCHELASTIC_USE_AGENT_STORE", store),
@@ -88,10 +88,10 @@ fn the_port_of_torchruns_own_store_is_left_alone() {
 }
 
 #[test]
-fn a_name_is_listened_for_everywhere() {
+fn rank_0_listens_on_all_addresses_for_a_name() {
     let mut pairs = TORCHRUN;
     pairs[2].1 = "head.example";
-    // No resolver is asked: what it knows is the machine's affair.
+    // Addresses need no resolver, whose results depend on the machine.
     for (address, any) in [("192.0.2.9", "0.0.0.0:29500"), ("2001:db8::9", "[::]:29500")] {
         let resolve = |_, name: &str, port| {
             assert_eq!(name, "head.example");
@@ -107,7 +107,7 @@ fn a_name_is_listened_for_everywhere() {
 }
 
 #[test]
-fn refusals_name_the_variable_and_the_value() {
+fn errors_name_the_variable_and_the_value() {
     for missing in 0..4 {
         let mut pairs = TORCHRUN.to_vec();
         let (name, _) = pairs.remove(missing);
@@ -131,7 +131,7 @@ fn refusals_name_the_variable_and_the_value() {
 }
 
 #[test]
-fn without_a_launcher_all_are_named() {
+fn without_a_launcher_the_error_names_all() {
     let message = refusal(&[("MASTER_ADDR", "192.0.2.1")]);
     for launcher in Launcher::ALL {
         assert!(message.contains(&format!("{} ({launcher})", launcher.variables()[0])), "{message}");
@@ -140,7 +140,7 @@ fn without_a_launcher_all_are_named() {
 }
 
 #[test]
-fn an_id_goes_with_the_rank_of_any_launcher() {
+fn a_unique_id_works_with_any_launcher() {
     let own = [("FERROCE_RANK", "1"), ("FERROCE_SIZE", "3")];
     for (pairs, rank, size) in [(&own[..], 1, 3), (&TORCHRUN, 2, 4), (&OPEN_MPI, 1, 4), (&SLURM, 3, 8)] {
         let bootstrap = from(&[pairs, &[ID]].concat()).unwrap();
@@ -149,7 +149,7 @@ fn an_id_goes_with_the_rank_of_any_launcher() {
         assert_eq!(bootstrap.master(), "192.0.2.1:41234".parse().unwrap());
         assert_eq!(bootstrap.nonce, 0x0123_4567_89ab_cdef);
     }
-    // Without one, by ferroce's own address and port.
+    // Without a UniqueId, the address and port of ferroce's variables count.
     let place = [("FERROCE_MASTER_ADDR", "192.0.2.7"), ("FERROCE_MASTER_PORT", "7")];
     let bootstrap = from(&[&own[..], &place].concat()).unwrap();
     assert_eq!((bootstrap.launcher(), bootstrap.master().port()), (Some(Launcher::Ferroce), 7));
@@ -168,13 +168,13 @@ fn ranks_of_open_mpi_meet_on_their_host() {
     let mut other = OPEN_MPI;
     other[3].1 = "1205534720.0;tcp://192.0.2.2,198.51.100.2:33001;tcp6://[fd00::2]:52591";
     assert!(told(&other).4 != port && told(&other).5 != nonce);
-    // Open MPI 5 tells no URI.
+    // Open MPI 5 sets no URI.
     other[4].1 = "prterun-head-4711@1";
     let other = [&other[..3], &other[4..]].concat();
     assert_eq!((told(&other).2, &*told(&other).3), (4, "127.0.0.1"));
     let message = refusal(&OPEN_MPI[..3]);
     assert!(message.contains("MASTER_PORT is not set") && message.contains("PMIX_NAMESPACE"), "{message}");
-    // What is told goes before.
+    // Explicit variables have priority.
     let place = [("MASTER_ADDR", "192.0.2.9"), ("MASTER_PORT", "9")];
     let told = told(&[&OPEN_MPI[..], &place].concat());
     assert_eq!((&*told.3, told.4, told.5), ("192.0.2.9", 9, 0));
@@ -243,14 +243,14 @@ fn the_first_of_slurms_nodes_is_found() {
 }
 
 #[test]
-fn ranks_by_pmi_are_told_where_to_meet() {
+fn ranks_of_pmi_meet_at_the_given_address() {
     let pairs = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
     assert!(refusal(&pairs).contains("MASTER_ADDR is not set"));
     let address = [&pairs[..], &[("MASTER_ADDR", "192.0.2.1")]].concat();
     assert!(refusal(&address).contains("MASTER_PORT is not set"));
     let whole = [&address[..], &[("MASTER_PORT", "9")]].concat();
     assert_eq!(told(&whole), (Launcher::Pmi, 0, 2, "192.0.2.1".to_owned(), 9, 0));
-    // By hydra in a job of Slurm: the rank is not the one of Slurm's task, which started several.
+    // Started by hydra in a Slurm job: the rank is not that of Slurm's task, which started several.
     let (launcher, rank, size, host, port, nonce) = told(&[&SLURM[..], &pairs].concat());
     assert_eq!((launcher, rank, size, &*host), (Launcher::Pmi, 0, 2, "node01"));
     assert!((port, nonce) == (told(&SLURM).4, told(&SLURM).5));
@@ -260,7 +260,7 @@ fn ranks_by_pmi_are_told_where_to_meet() {
 }
 
 #[test]
-fn pods_meet_at_the_one_with_index_0() {
+fn pods_meet_at_index_0() {
     let pod = (Launcher::Kubernetes, 1, 2, "sums-0.sums".to_owned(), 29500, 0);
     assert_eq!(told(&KUBERNETES), pod);
     assert!(refusal(&KUBERNETES[..1]).contains("FERROCE_SIZE is not set"));
@@ -268,9 +268,9 @@ fn pods_meet_at_the_one_with_index_0() {
     assert!(message.contains("FERROCE_MASTER_ADDR is not set") && message.contains("headless"), "{message}");
 }
 
-/// The order in which launchers are looked for.
+/// The order in which launchers are detected.
 #[test]
-fn the_first_launcher_counts() {
+fn the_first_launcher_in_order_is_used() {
     let all = [&KUBERNETES[1..], &KUBERNETES[..1], &SLURM, &OPEN_MPI, &TORCHRUN].concat();
     assert_eq!(told(&all).0, Launcher::Torchrun);
     let without = [&KUBERNETES[..], &SLURM, &OPEN_MPI].concat();

@@ -1,4 +1,4 @@
-//! The same with numbers: every type, reduction and algorithm, against results that are computed otherwise.
+//! The same with numbers: every type, reduction and algorithm, compared with results computed in another way.
 
 use ferroce::driver::reduction::{DataType, ReduceOp, Reduction as Arithmetic, scale};
 use ferroce::driver::{Span, SpanMut};
@@ -7,10 +7,10 @@ use super::super::simulation::{Elements, run};
 use super::*;
 use crate::Reduction;
 
-/// Bytes of an element, and others behind it.
+/// The bytes of an element, with padding.
 type Number = [u8; 8];
 
-/// What nobody may take for an element.
+/// A pattern that no result may contain.
 const GARBAGE: Number = [0xa5; 8];
 
 struct Numbers {
@@ -37,12 +37,12 @@ impl Elements for Numbers {
     }
 }
 
-/// What a rank's elements are multiplied by.
+/// The factor of a rank's elements.
 fn factor(rank: usize) -> u8 {
     if rank == 1 { 2 } else { 1 }
 }
 
-/// Any sum of these, in any order, has three bits, and is one of the smallest floats without being rounded.
+/// Any sum of these, in any order, has three bits, and is exact in the smallest floats.
 fn value(data_type: DataType, rank: usize, index: usize) -> i64 {
     let value: i64 = [1, -1, 2, -2, 1, -1, 2, -2, 1][rank];
     let value = if index.is_multiple_of(2) { value } else { -value };
@@ -53,7 +53,7 @@ fn is_unsigned(data_type: DataType) -> bool {
     matches!(data_type, DataType::U8 | DataType::U16 | DataType::U32 | DataType::U64)
 }
 
-/// Exponent's bias and bits of the mantissa of the floats that Rust has not.
+/// The exponent's bias and the mantissa bits of float types that Rust does not have.
 fn small_float(data_type: DataType) -> Option<(i64, u32)> {
     match data_type {
         DataType::F8E4M3 => Some((7, 3)),
@@ -64,7 +64,7 @@ fn small_float(data_type: DataType) -> Option<(i64, u32)> {
     }
 }
 
-/// A number that the type has exactly.
+/// A number that the type represents exactly.
 fn encode(data_type: DataType, value: f64) -> Number {
     let mut number = [0; 8];
     let bytes: Vec<u8> = match (data_type, small_float(data_type)) {
@@ -90,7 +90,7 @@ fn encode(data_type: DataType, value: f64) -> Number {
     number
 }
 
-/// The result of all ranks; `None` where the type has it only rounded.
+/// The result of all ranks; `None` if the type can't represent it exactly.
 fn due(data_type: DataType, reduction: Reduction, ranks: usize, index: usize) -> Option<f64> {
     let values = || (0..ranks).map(|rank| value(data_type, rank, index));
     let is_float = small_float(data_type).is_some() || matches!(data_type, DataType::F32 | DataType::F64);
@@ -116,7 +116,7 @@ fn due(data_type: DataType, reduction: Reduction, ranks: usize, index: usize) ->
 }
 
 #[test]
-fn every_type_by_every_reduction_and_algorithm() {
+fn every_type_with_every_reduction_and_algorithm() {
     let reductions = [
         Reduction::Sum,
         Reduction::Product,
@@ -153,7 +153,7 @@ fn every_type_by_every_reduction_and_algorithm() {
     assert!(elements > 100_000, "{elements}");
 }
 
-/// How many elements there were.
+/// Returns the number of elements.
 fn check(case: &Case, data_type: DataType, reduction: Reduction) -> usize {
     let numbers = Numbers { data_type, op: reduction.op(), ranks: case.size as u32 };
     let of = |rank| move |at| encode(data_type, value(data_type, rank, at) as f64);

@@ -1,4 +1,4 @@
-//! Memory of a device.
+//! Device memory.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use super::context::{Current, Stream};
 use crate::gpu::{Block, Device, DmaBuf, GpuError};
 use crate::memory::Memory;
 
-/// Bytes at an address of the device's.
+/// Bytes at a device address.
 #[derive(Debug)]
 pub(super) struct Buffer {
     cuda: Arc<Cuda>,
@@ -23,7 +23,7 @@ pub(super) struct Buffer {
     owner: Owner,
 }
 
-/// Who has allocated it, and frees it.
+/// The allocator of the memory, which determines how it is freed.
 #[derive(Debug)]
 enum Owner {
     Us,
@@ -31,22 +31,22 @@ enum Owner {
 }
 
 impl Buffer {
-    /// `len` zeros.
+    /// `len` bytes, zeroed.
     pub(super) fn allocated(cuda: Arc<Cuda>, len: usize) -> Result<Memory, GpuError> {
         let mut pointer = 0;
         let bytes = len.max(1);
-        // SAFETY: where the address is to be.
+        // SAFETY: a valid pointer to store the address.
         cuda.context.enter()?.call("cuMemAlloc", |cuda| unsafe { (cuda.allocate)(&mut pointer, bytes) })?;
         let buffer = Buffer::new(cuda, pointer, len, Owner::Us);
         buffer.wait(|current, stream| {
-            // SAFETY: so many bytes, which were just allocated.
+            // SAFETY: `bytes` bytes, which were just allocated.
             current.call("cuMemsetD8Async", |cuda| unsafe { (cuda.fill)(pointer, 0, bytes, stream.raw()) })
         })?;
         buffer.into_memory()
     }
 
     /// # Safety
-    /// The bytes stay allocated for as long as `owner` is there.
+    /// The bytes stay allocated as long as `owner` exists.
     pub(super) unsafe fn imported(
         cuda: Arc<Cuda>,
         pointer: CUdeviceptr,
@@ -73,7 +73,8 @@ impl Buffer {
         self.pointer
     }
 
-    /// Submits a command, and waits for its end. By a stream of its own: the default one would wait for a framework's.
+    /// Submits a command, and waits for its end. It uses a separate stream, because the default one would wait for a
+    /// framework's work.
     fn wait(
         &self,
         submit: impl FnOnce(&Current<'_>, &Stream) -> Result<(), GpuError>,
@@ -84,7 +85,7 @@ impl Buffer {
     }
 }
 
-/// Whether so many bytes are memory of this device and its primary context.
+/// Checks that `len` bytes are memory of this device and its primary context.
 fn check_pointer(cuda: &Cuda, pointer: CUdeviceptr, len: usize) -> Result<(), GpuError> {
     let refused = |reason: String| cuda.refused("import", format!("{len} bytes at {pointer:#x}: {reason}"));
     let current = cuda.context.enter()?;
@@ -108,7 +109,7 @@ fn check_pointer(cuda: &Cuda, pointer: CUdeviceptr, len: usize) -> Result<(), Gp
     if index != cuda.context.index {
         return Err(refused(format!("memory of the device cuda:{index}")));
     }
-    // Memory of pools, and what is mapped, is the device's and of no context: then it tells none.
+    // CUDA reports no context for memory of pools and for mapped memory, which belong to the device.
     // SAFETY: the attribute is a context, as `context` is.
     let _ = current.call("cuPointerGetAttribute", |cuda| unsafe {
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT;
@@ -119,10 +120,10 @@ fn check_pointer(cuda: &Cuda, pointer: CUdeviceptr, len: usize) -> Result<(), Gp
     }
     let end = pointer.checked_add(len as u64).ok_or_else(|| refused("no such addresses".to_owned()))?;
     let mut next = pointer;
-    // Memory that is mapped piece by piece, as PyTorch's expandable segments are, has a range for each.
+    // Memory that is mapped in pieces, such as PyTorch's expandable segments, has one range per piece.
     loop {
         let (mut base, mut size) = (0, 0);
-        // SAFETY: where both numbers are to be.
+        // SAFETY: valid pointers to store both numbers.
         let asked = current
             .call("cuMemGetAddressRange", |cuda| unsafe { (cuda.address_range)(&mut base, &mut size, next) });
         let behind = base.saturating_add(size as u64);
@@ -145,7 +146,8 @@ impl Block for Buffer {
     fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), GpuError> {
         let from = self.pointer + offset;
         self.wait(|current, stream| {
-            // SAFETY: `Memory` has checked the range; the slice is ours until the copy has ended, which is waited for.
+            // SAFETY: `Memory` has checked the range; the slice is borrowed uniquely until the copy has ended, because the
+            // call waits for it.
             current.call("cuMemcpyDtoHAsync", |cuda| unsafe {
                 (cuda.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream.raw())
             })
@@ -155,7 +157,8 @@ impl Block for Buffer {
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError> {
         let to = self.pointer + offset;
         self.wait(|current, stream| {
-            // SAFETY: `Memory` has checked the range; the slice is there until the copy has ended, which is waited for.
+            // SAFETY: `Memory` has checked the range; the slice is valid until the copy has ended, because the call waits
+            // for it.
             current.call("cuMemcpyHtoDAsync", |cuda| unsafe {
                 (cuda.copy_to_device)(to, from.as_ptr().cast(), from.len(), stream.raw())
             })
@@ -173,8 +176,8 @@ impl Block for Buffer {
         }
         let current = self.cuda.context.enter()?;
         let (pointer, on) = (self.pointer, 1_u32);
-        // So that a copy by the program which is said to have ended has, before a card looks. There is memory that refuses it, for which it is
-        // the program that waits.
+        // With this attribute, a copy of the program has ended when its call returns, before an RNIC accesses the memory.
+        // Some memory does not support it; then the program must wait.
         // SAFETY: the attribute is an unsigned number.
         let set = current.call("cuPointerSetAttribute", |cuda| unsafe {
             let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
@@ -183,12 +186,12 @@ impl Block for Buffer {
         if let Err(error) = set {
             tracing::debug!("{error}: the program's copies of this memory must be waited for");
         }
-        // Whole pages are exported.
+        // Only whole pages can be exported.
         let page = rustix::param::page_size() as u64;
         let offset = pointer % page;
         let len = (offset + self.len.max(1) as u64).next_multiple_of(page) as usize;
         let mut fd: c_int = -1;
-        // SAFETY: where the file descriptor is to be; the driver checks the range.
+        // SAFETY: a valid pointer to store the file descriptor; the driver checks the range.
         current.call("cuMemGetHandleForAddressRange", |cuda| unsafe {
             let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
             (cuda.handle)((&raw mut fd).cast(), pointer - offset, len, kind, 0)
@@ -198,7 +201,7 @@ impl Block for Buffer {
                 .cuda
                 .refused("cuMemGetHandleForAddressRange", format!("the file descriptor {fd}")));
         }
-        // SAFETY: it was just opened, and nobody else has it.
+        // SAFETY: it was just opened, and has no other owner.
         Ok(DmaBuf { fd: unsafe { OwnedFd::from_raw_fd(fd) }, offset })
     }
 
@@ -211,7 +214,8 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if let Owner::Us = self.owner {
             let pointer = self.pointer;
-            // SAFETY: it was allocated by this value and is freed once. Copies of it, which have a share in this value, have ended.
+            // SAFETY: it was allocated by this value and is freed once. Copies, which hold references to this value, have
+            // ended.
             self.cuda.context.give_back("cuMemFree", |cuda| unsafe { (cuda.free)(pointer) });
         }
     }

@@ -1,4 +1,4 @@
-//! NVRTC, which compiles kernels at run time, itself loaded at run time.
+//! NVRTC, which compiles kernels at run time. It is itself loaded at run time.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{null, null_mut};
@@ -10,16 +10,16 @@ use libloading::Library;
 use super::library::{functions, loaders_words};
 use crate::gpu::GpuError;
 
-/// Its names. First that of CUDA 12, whose code the drivers of 13 load too; the last is that of a toolkit.
+/// The library's names. CUDA 12 first: drivers of CUDA 13 load its code too. The last is the name in a toolkit.
 const NAMES: [&str; 4] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.11.2", "libnvrtc.so"];
 
 const SUCCESS: u32 = nvrtcResult::NVRTC_SUCCESS as u32;
 
-/// Bytes of what it has to say about a program, and of the program: more is not believed.
+/// The most bytes of a compiler log and of a program; a larger reported size is rejected.
 const TEXT_MAX: usize = 16 << 20;
 
 functions! {
-    /// Those of libnvrtc.
+    /// The functions of libnvrtc.
     sys => nvrtcResult, "NVRTC 11.2 or later";
     {
         create: nvrtcCreateProgram(
@@ -41,13 +41,13 @@ functions! {
     }
 }
 
-/// Compiles kernels for a device of compute capability `major.minor`, as `cuModuleLoadData` takes them: machine code, which any driver
-/// of the same major version loads. For a device that NVRTC does not know yet it is PTX of the last one before, which a driver
-/// loads that is as new as NVRTC.
+/// Compiles kernels for a device of compute capability `major.minor`, in the format of `cuModuleLoadData`: machine code,
+/// which any driver of the same major version loads. For a device newer than NVRTC it is PTX of the newest known
+/// architecture, which needs a driver at least as new as NVRTC.
 ///
 /// # Errors
-/// [`GpuError::Unsupported`] without NVRTC, and for a device older than all that it knows; [`GpuError::Call`] with what it says about the
-/// source.
+/// [`GpuError::Unsupported`] without NVRTC, and for a device older than all that it supports; [`GpuError::Call`] with its
+/// message about the source.
 pub(super) fn compile(device: &str, source: &CStr, (major, minor): (i32, i32)) -> Result<Vec<u8>, GpuError> {
     let nvrtc = load(device)?;
     let wanted = 10 * major + minor;
@@ -68,11 +68,11 @@ pub(super) fn compile(device: &str, source: &CStr, (major, minor): (i32, i32)) -
     let is_exact = chosen == wanted;
     let failed = |call, reason: String| GpuError::Call { device: device.to_owned(), call, reason };
     let program = Program::new(nvrtc, source).map_err(|reason| failed("nvrtcCreateProgram", reason))?;
-    // As the processor computes: each operation is rounded, and subnormal numbers are numbers.
+    // As the CPU computes: each operation is rounded, and subnormal numbers are kept.
     let architecture = format!("{}_{chosen}", if is_exact { "sm" } else { "compute" });
     let architecture = CString::new(format!("--gpu-architecture={architecture}")).unwrap_or_default();
     let options = [&*architecture, c"--fmad=false", c"--ftz=false"].map(CStr::as_ptr);
-    // SAFETY: a program, and so many texts that end with a zero.
+    // SAFETY: a program, and `options.len()` NUL-terminated strings.
     let code = unsafe { (nvrtc.compile)(program.raw, options.len() as c_int, options.as_ptr()) };
     if code != SUCCESS {
         let log = program.bytes(nvrtc.log_size, nvrtc.log).unwrap_or_default();
@@ -84,12 +84,12 @@ pub(super) fn compile(device: &str, source: &CStr, (major, minor): (i32, i32)) -
         true => {
             program.bytes(nvrtc.cubin_size, nvrtc.cubin).map_err(|reason| failed("nvrtcGetCUBIN", reason))
         }
-        // With the zero at its end.
+        // With the terminating NUL.
         false => program.bytes(nvrtc.ptx_size, nvrtc.ptx).map_err(|reason| failed("nvrtcGetPTX", reason)),
     }
 }
 
-/// It is loaded once, and stays.
+/// Loads the library once; it stays loaded.
 fn load(device: &str) -> Result<&'static Functions, GpuError> {
     static LOADED: OnceLock<Result<(Functions, Library), String>> = OnceLock::new();
     match LOADED.get_or_init(find) {
@@ -105,7 +105,7 @@ fn load(device: &str) -> Result<&'static Functions, GpuError> {
 fn find() -> Result<(Functions, Library), String> {
     let mut first = None;
     for name in NAMES {
-        // SAFETY: NVIDIA's library, whose initialisers are its own.
+        // SAFETY: NVIDIA's library, with its own initialisers.
         match unsafe { Library::new(name) } {
             Ok(library) => {
                 let functions = Functions::find(&library).map_err(|lack| format!("{name}: {lack}"))?;
@@ -122,25 +122,25 @@ fn find() -> Result<(Functions, Library), String> {
 }
 
 impl Functions {
-    /// What it compiles for: 75 is compute capability 7.5.
+    /// The supported architectures: 75 is compute capability 7.5.
     fn known(&self) -> Result<Vec<c_int>, String> {
         let checked = |code| if code == SUCCESS { Ok(()) } else { Err(self.meaning(code)) };
         let mut count = 0;
-        // SAFETY: where the number is to be.
+        // SAFETY: a valid pointer to store the number.
         checked(unsafe { (self.architecture_count)(&mut count) })?;
         let mut known = vec![0; usize::try_from(count).unwrap_or_default()];
-        // SAFETY: room for so many numbers as it said.
+        // SAFETY: a buffer for as many numbers as reported.
         checked(unsafe { (self.architectures)(known.as_mut_ptr()) })?;
         Ok(known)
     }
 
     fn meaning(&self, code: u32) -> String {
-        // SAFETY: it takes any number.
+        // SAFETY: any number is valid.
         let text = unsafe { (self.error_string)(code) };
         if text.is_null() {
             return format!("error {code}");
         }
-        // SAFETY: a text of the library's, which stays loaded.
+        // SAFETY: a string of the library, which stays loaded.
         let text = unsafe { CStr::from_ptr(text) };
         format!("{} ({code})", text.to_string_lossy())
     }
@@ -155,7 +155,7 @@ impl Program<'_> {
     fn new<'a>(nvrtc: &'a Functions, source: &CStr) -> Result<Program<'a>, String> {
         let mut raw = null_mut();
         let name = c"reduce.c";
-        // SAFETY: texts that end with a zero, no headers, and where the program is to be.
+        // SAFETY: NUL-terminated strings, no headers, and a valid pointer to store the program.
         let code = unsafe { (nvrtc.create)(&mut raw, source.as_ptr(), name.as_ptr(), 0, null(), null()) };
         match code {
             SUCCESS => Ok(Program { nvrtc, raw }),
@@ -163,7 +163,7 @@ impl Program<'_> {
         }
     }
 
-    /// A text or the code of the program, by the functions that tell its size and copy it.
+    /// A log or the code of the program, with the functions that return its size and copy it.
     fn bytes(
         &self,
         size: unsafe extern "C" fn(nvrtcProgram, *mut usize) -> u32,
@@ -171,13 +171,13 @@ impl Program<'_> {
     ) -> Result<Vec<u8>, String> {
         let checked = |code| if code == SUCCESS { Ok(()) } else { Err(self.nvrtc.meaning(code)) };
         let mut len = 0;
-        // SAFETY: a program, and where the size is to be.
+        // SAFETY: a program, and a valid pointer to store the size.
         checked(unsafe { size(self.raw, &mut len) })?;
         if len > TEXT_MAX {
             return Err(format!("{len} bytes"));
         }
         let mut bytes = vec![0; len];
-        // SAFETY: room for so many bytes as it said.
+        // SAFETY: a buffer of as many bytes as reported.
         checked(unsafe { copy(self.raw, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
@@ -185,7 +185,7 @@ impl Program<'_> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: it was made by this value, and is destroyed once.
+        // SAFETY: it was created by this value, and is destroyed once.
         unsafe { (self.nvrtc.destroy)(&mut self.raw) };
     }
 }

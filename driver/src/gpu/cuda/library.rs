@@ -1,7 +1,7 @@
 //! `libcuda.so.1`, the library of NVIDIA's driver, loaded at run time.
 //!
-//! The types are cudarc's, and the compiler compares each function's with cudarc's binding. Only what functions return is taken as the
-//! number that it is: cudarc's enumeration has not the errors of later drivers, and its bindings panic where a function is missing.
+//! The types are cudarc's, and the compiler checks each function's type against cudarc's binding. Only results are plain
+//! numbers: cudarc's enumeration lacks the errors of later drivers, and its bindings panic if a function is missing.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
@@ -16,17 +16,18 @@ use libloading::Library;
 
 use crate::gpu::GpuError;
 
-/// The name that its ABI has. The loader finds it where it finds others.
+/// The name of its ABI, found by the loader's search path.
 const NAME: &str = "libcuda.so.1";
 
-/// What a call returns that has succeeded.
+/// The result of a successful call.
 pub(super) const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
-/// Of an event: it has not come.
+/// The event has not completed.
 pub(super) const NOT_READY: u32 = CUresult::CUDA_ERROR_NOT_READY as u32;
 /// There is no GPU.
 pub(super) const NO_DEVICE: u32 = CUresult::CUDA_ERROR_NO_DEVICE as u32;
 
-/// A table of functions that are called by name, and how they are found. The types of those in the first braces are `$bindings`'s.
+/// A table of functions that are called by name, and the code that looks them up. The types of those in the first braces
+/// are `$bindings`'s.
 macro_rules! functions {
     (
         $(#[$meta:meta])* $bindings:path => $status:ty, $since:literal;
@@ -40,22 +41,22 @@ macro_rules! functions {
             $(pub(super) $other: unsafe extern "C" fn($($other_argument),*) -> $result,)*
         }
 
-        // Whether the types are the right ones.
+        // Checks the types.
         const _: () = {
             use $bindings as bindings;
             $(const _: unsafe fn($($argument),*) -> $status = bindings::$symbol;)*
         };
 
         impl Functions {
-            /// Fails with what the library lacks.
+            /// Fails with the name of a missing function.
             fn find(library: &libloading::Library) -> Result<Functions, String> {
                 Ok(Functions {
-                    // SAFETY: the types are those of NVIDIA's headers, as the bindings have them; all results are of 32 bits.
+                    // SAFETY: the types are those of NVIDIA's headers, as in the bindings; all results have 32 bits.
                     $($field: match unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) } {
                         Ok::<libloading::Symbol<'_, _>, _>(found) => *found,
                         Err(_) => return Err(format!("it has no function {}: {} has it", stringify!($symbol), $since)),
                     },)*
-                    // SAFETY: as above, of the header itself.
+                    // SAFETY: as above, with the types of the header itself.
                     $($other: match unsafe { library.get(concat!(stringify!($other_symbol), "\0").as_bytes()) } {
                         Ok::<libloading::Symbol<'_, _>, _>(found) => *found,
                         Err(_) => return Err(format!("it has no function {}: {} has it", stringify!($other_symbol), $since)),
@@ -68,7 +69,7 @@ macro_rules! functions {
 pub(super) use functions;
 
 functions! {
-    /// Those of libcuda.
+    /// The functions of libcuda.
     sys => CUresult, "a driver for CUDA 11.7 or later (515)";
     {
         init: cuInit(c_uint);
@@ -115,7 +116,7 @@ functions! {
     }
 }
 
-/// The library's functions. It is loaded once, and stays.
+/// The library's functions. It is loaded once, and stays loaded.
 ///
 /// # Errors
 /// [`GpuError::NoDevice`] with what is missing.
@@ -128,7 +129,7 @@ pub(super) fn functions_for(device: &str) -> Result<&'static Functions, GpuError
 }
 
 fn load() -> Result<(Functions, Library), String> {
-    // SAFETY: the driver's library, whose initialisers are its manufacturer's.
+    // SAFETY: the driver's library, with its own initialisers.
     let library = unsafe { Library::new(NAME) }.map_err(|error| {
         format!(
             "{}; it comes with NVIDIA's driver, 515 or later (Debian: libcuda1, Ubuntu: nvidia-driver-580; containers: nvidia-container-toolkit)",
@@ -139,13 +140,13 @@ fn load() -> Result<(Functions, Library), String> {
     Ok((functions, library))
 }
 
-/// Why a library was not loaded, as the loader says it.
+/// The loader's message about a library that could not be loaded.
 pub(super) fn loaders_words(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 impl Functions {
-    /// What a call has returned, as a result.
+    /// The result of a call.
     pub(super) fn check(&self, device: &str, call: &'static str, code: u32) -> Result<(), GpuError> {
         match code {
             SUCCESS => Ok(()),
@@ -153,15 +154,15 @@ impl Functions {
         }
     }
 
-    /// What a code means, by the driver's own words.
+    /// The driver's name for an error code.
     pub(super) fn meaning(&self, code: u32) -> String {
         let mut name: *const c_char = null();
-        // SAFETY: where the name's address is to be.
+        // SAFETY: a valid pointer to store the name's address.
         let found = unsafe { (self.error_name)(code, &mut name) };
         if found != SUCCESS || name.is_null() {
             return format!("error {code}");
         }
-        // SAFETY: a text of the library's, which stays loaded.
+        // SAFETY: a string of the library, which stays loaded.
         let name = unsafe { CStr::from_ptr(name) };
         format!("{} ({code})", name.to_string_lossy())
     }

@@ -1,4 +1,4 @@
-//! Staging that the device reads and writes itself.
+//! Staging memory that the device accesses directly.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,20 +8,20 @@ use cudarc::driver::sys::CU_MEMHOSTREGISTER_PORTABLE;
 use super::context::Context;
 use crate::gpu::{GpuError, Staging};
 
-/// What is pinned now, by all devices. Host memory is pinned for all contexts at once, and must not be unpinned under the copies of a second
-/// queue.
+/// The staging that is pinned now, for all devices. Host memory is pinned for all contexts at once, and must not be
+/// unpinned during the copies of a second queue.
 static PINNED: Mutex<Vec<Pinned>> = Mutex::new(Vec::new());
 
-/// Staging that was pinned by us.
+/// Staging that this module has pinned.
 #[derive(Debug)]
 struct Pinned {
     address: usize,
-    /// In which it was.
+    /// The context that pinned it.
     context: Arc<Context>,
     queues: usize,
 }
 
-/// A queue's share in pinned staging, which is unpinned with the last.
+/// A queue's reference to pinned staging, which is unpinned with the last reference.
 #[derive(Debug)]
 pub(super) struct PinnedStaging {
     staging: Staging,
@@ -36,8 +36,8 @@ impl PinnedStaging {
             pinned.queues += 1;
             return Ok(shared());
         }
-        // Nobody else knows these bytes: whoever has pinned them did so at this address, to other pages.
-        // SAFETY: so many bytes, which stay where they are for as long as they are pinned: every share in them has the staging.
+        // No other code knows these bytes: code that pinned memory at this address did so for other pages.
+        // SAFETY: `len` bytes, which stay at their address while they are pinned: every reference keeps the staging.
         context.enter()?.call("cuMemHostRegister, of staging", |cuda| unsafe {
             (cuda.register_host)(first, staging.len(), CU_MEMHOSTREGISTER_PORTABLE)
         })?;
@@ -45,16 +45,16 @@ impl PinnedStaging {
         Ok(shared())
     }
 
-    /// Where these bytes are.
+    /// The address of these bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If they exceed the staging.
     pub(super) fn place(&self, at: usize, len: usize) -> *mut c_void {
         self.staging.place(at, len).as_ptr().cast()
     }
 }
 
-/// Its owner has ended its copies.
+/// The owner's copies have ended.
 impl Drop for PinnedStaging {
     fn drop(&mut self) {
         let first = address(&self.staging);
@@ -63,7 +63,7 @@ impl Drop for PinnedStaging {
         pinned[index].queues -= 1;
         if pinned[index].queues == 0 {
             let last = pinned.swap_remove(index);
-            // SAFETY: it was pinned by us, and is unpinned once, behind the copies of all queues.
+            // SAFETY: pinned by this module, and unpinned once, after the copies of all queues.
             last.context.give_back("cuMemHostUnregister", |cuda| unsafe { (cuda.unregister_host)(first) });
         }
     }

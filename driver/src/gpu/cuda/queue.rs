@@ -16,10 +16,10 @@ use crate::gpu::{Failed, GpuError, MAX_PIECES, Queue, Span, Staging, Ticket, Tic
 use crate::memory::Piece;
 
 pub(super) struct CopyQueue {
-    /// Dropped first: what is in it has ended by then.
+    /// Dropped first: its copies have ended by then.
     copies: UnderWay,
     staging: PinnedStaging,
-    /// In order, each; but both directions at once.
+    /// Each direction is in order; both directions run concurrently.
     gathers: Stream,
     scatters: Stream,
     cuda: Arc<Cuda>,
@@ -36,10 +36,10 @@ impl CopyQueue {
         })
     }
 
-    /// What is copied, piece by piece.
+    /// The copies, one per piece.
     ///
     /// # Panics
-    /// If the staging is too short, there are too many pieces, or one is another device's.
+    /// If the staging is too short, there are too many pieces, or one is of another device.
     fn transfers(&self, spans: &[Span], at: usize) -> ArrayVec<Transfer, MAX_PIECES> {
         let mut at = at;
         let transfers = spans.iter().map(|span| {
@@ -70,8 +70,8 @@ impl Queue for CopyQueue {
         copies.check_room()?;
         let current = cuda.context.enter()?;
         let result = transfers.into_iter().try_for_each(|Transfer { pointer, staged, len }| {
-            // SAFETY: so many bytes of memory that is allocated and of staging, to which nobody has a reference. Both are kept until the copy has
-            // ended.
+            // SAFETY: equally long ranges of allocated memory and of staging, to which no references exist. Both are kept
+            // until the copy has ended.
             current.call("cuMemcpyDtoHAsync", |cuda| unsafe {
                 (cuda.copy_to_host)(staged, pointer, len, gathers.raw())
             })
@@ -102,7 +102,7 @@ impl Queue for CopyQueue {
     }
 }
 
-/// Has scatters wait for the gathers up to `after`. Scatters wait for one another anyway.
+/// Makes scatters wait for the gathers up to `after`. Scatters wait for one another anyway.
 fn wait_for_gathers(
     current: &Current<'_>,
     copies: &UnderWay,
@@ -111,7 +111,7 @@ fn wait_for_gathers(
 ) -> Result<(), GpuError> {
     match copies.newest(|copy| copy.is_gather && copy.ticket <= after) {
         None => Ok(()),
-        // SAFETY: a stream and an event of this context; the event may be recorded anew after the call.
+        // SAFETY: a stream and an event of this context; the event may be recorded again after the call.
         Some(copy) => current.call("cuStreamWaitEvent", |cuda| unsafe {
             (cuda.wait_in_stream)(scatters.raw(), copy.event.raw(), 0)
         }),

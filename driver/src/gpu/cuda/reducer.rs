@@ -19,7 +19,7 @@ use crate::gpu::{Failed, GpuError, MAX_PIECES, MAX_SOURCES, Reducer, Span, Ticke
 use crate::memory::Piece;
 use crate::reduction::Computation;
 
-/// The kernels.
+/// The source of the kernels.
 pub(super) const SOURCE: &CStr = match CStr::from_bytes_with_nul(
     concat!(include_str!("prelude.c"), include_str!("../reduce.c"), "\0").as_bytes(),
 ) {
@@ -27,30 +27,30 @@ pub(super) const SOURCE: &CStr = match CStr::from_bytes_with_nul(
     Err(_) => panic!("a zero in the source"),
 };
 
-/// Threads of a block: all devices have so many, and run enough of them at once.
+/// Threads per block: every device supports this number, and runs enough such blocks at once.
 const BLOCK: u32 = 256;
 
 pub(super) struct KernelQueue {
-    /// Dropped first: what is in it has ended by then.
+    /// Dropped first: its reductions have ended by then.
     reductions: UnderWay,
-    /// In order: each reduction is behind the one before.
+    /// In order: each reduction starts after the one before.
     stream: Stream,
     kernels: HashMap<Kernel, CUfunction>,
     cuda: Arc<Cuda>,
 }
 
-// SAFETY: functions of CUDA may be called by any thread; kernels are only given to them, and live as long as the device.
+// SAFETY: functions of CUDA may be called by any thread; kernels are only passed to them, and live as long as the device.
 unsafe impl Send for KernelQueue {}
 
 impl KernelQueue {
-    /// Compiles and loads all kernels: no computation waits for that.
+    /// Compiles and loads all kernels, so that no computation waits for that.
     pub(super) fn new(cuda: Arc<Cuda>) -> Result<KernelQueue, GpuError> {
         let module = cuda.module()?;
         let current = cuda.context.enter()?;
         let kernels = Kernel::all()
             .map(|kernel| {
                 let (name, mut function) = (kernel.name(), null_mut());
-                // SAFETY: a module, a text that ends with a zero, and where the kernel is to be.
+                // SAFETY: a module, a NUL-terminated string, and a valid pointer to store the kernel.
                 let find =
                     |cuda: &Functions| unsafe { (cuda.kernel)(&mut function, module.raw(), name.as_ptr()) };
                 current.call("cuModuleGetFunction", find).map(|()| (kernel, function))
@@ -95,17 +95,17 @@ fn copy((cuda, current): (&Cuda, &Current<'_>), stream: &Stream, spans: &[Span])
     if len == 0 || to == from {
         return Ok(());
     }
-    // SAFETY: so many bytes at both, which are kept until the copy has ended.
+    // SAFETY: `len` bytes at both addresses, which are kept until the copy has ended.
     current.call("cuMemcpyDtoDAsync", |cuda| unsafe { (cuda.copy_inside)(to, from, len, stream.raw()) })
 }
 
-/// What a kernel is given.
+/// The arguments of a kernel.
 struct Launch {
     blocks: u32,
     arguments: ArrayVec<u64, ARGUMENTS>,
 }
 
-/// A pointer and a number of the target and of each source, and numbers behind them.
+/// A pointer and a number for the target and for each source, and further numbers after them.
 const ARGUMENTS: usize = 2 * (1 + MAX_SOURCES) + 3;
 
 impl Launch {
@@ -118,11 +118,11 @@ impl Launch {
         let size = kernel.data_type.size() as u64;
         let (count, last) = (spans[0].len as u64 / size, spans.len() - 1);
         let mut arguments = ArrayVec::new();
-        // The kernel looks at no source beyond the last: it stands in the place of those.
+        // The kernel does not read the sources after the last, so the last fills their places.
         for nth in 0..=kernel.sources() {
             let span = &spans[nth.min(last)];
             let pointer = span.block::<Buffer>(cuda).pointer();
-            // What is imported may begin anywhere, and a device is lost by one element that is read askew.
+            // Imported memory may start at any address, and one misaligned access makes the device unusable.
             if !pointer.is_multiple_of(size) {
                 return Err(GpuError::Unaligned {
                     device: cuda.context.name.clone(),
@@ -151,8 +151,8 @@ impl Launch {
         }
         let mut arguments: ArrayVec<*mut c_void, ARGUMENTS> =
             self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast()).collect();
-        // SAFETY: the arguments are those of `reduce.c`, numbers of 64 bits, which are copied during the call. All elements were seen to be
-        // in the pieces, which are kept until the kernel has ended.
+        // SAFETY: the arguments are those of `reduce.c`, numbers of 64 bits, which are copied during the call. All elements
+        // were checked to be in the pieces, which are kept until the kernel has ended.
         current.call("cuLaunchKernel", |cuda| unsafe {
             let (raw, no_more) = (stream.raw(), null_mut());
             (cuda.launch)(function, self.blocks, 1, 1, BLOCK, 1, 1, 0, raw, arguments.as_mut_ptr(), no_more)

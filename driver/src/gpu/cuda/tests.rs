@@ -10,12 +10,12 @@ use crate::gpu::tests::{self, bytes_of, piece, random, wait};
 use crate::reduction::{Computation, DataType, ReduceOp, Reduction};
 use crate::{MemoryKind, Nanos};
 
-/// CI's machines have no GPU of NVIDIA, so that it is no failure there either.
+/// CI machines have no NVIDIA GPU, so a missing one is no failure there either.
 fn first() -> Option<Arc<Cuda>> {
     open(0).inspect_err(|error| println!("skipped: {error}")).ok()
 }
 
-/// The kernels as PTX, or why they can't be tried.
+/// The kernels as PTX, or why they can't be compiled.
 fn compiled(source: &CStr, capability: (i32, i32)) -> Result<String, GpuError> {
     let kernels = compiler::compile("cuda:0", source, capability);
     let kernels = kernels.inspect_err(|error| println!("skipped: {error}"))?;
@@ -23,7 +23,7 @@ fn compiled(source: &CStr, capability: (i32, i32)) -> Result<String, GpuError> {
 }
 
 #[test]
-fn without_a_driver_everything_says_what_is_missing() {
+fn without_a_driver_errors_name_what_is_missing() {
     // SAFETY: the driver's library, as `open` loads it.
     if unsafe { libloading::Library::new("libcuda.so.1") }.is_ok() {
         println!("skipped: there is a driver");
@@ -44,10 +44,10 @@ fn memory_of_others_has_no_pointer() {
     assert_eq!(Cuda::pointer(strict.piece(0, 8).unwrap()), None);
 }
 
-/// Where NVRTC is, and without a GPU.
+/// Needs NVRTC, but no GPU.
 #[test]
 fn the_kernels_are_compiled_by_nvrtc() {
-    // Machine code for a device that it knows, PTX for one that comes after.
+    // Machine code for a device that it supports, PTX for a later one.
     let (code, ptx) = match (compiled(reducer::SOURCE, (7, 5)), compiled(reducer::SOURCE, (99, 0))) {
         (Ok(code), Ok(ptx)) => (code, ptx),
         (Err(error), _) | (_, Err(error)) => {
@@ -64,7 +64,7 @@ fn the_kernels_are_compiled_by_nvrtc() {
             assert!(code.contains(&format!(".text.{kernel}\0")), "no {kernel}");
         }
     }
-    // Neither fused nor flushed.
+    // Operations are not fused, and subnormal numbers are not flushed to zero.
     assert!(!ptx.contains("fma.") && !ptx.contains(".ftz"), "{ptx}");
     let refused = compiled(c"void kernel( {", (7, 5)).unwrap_err().to_string();
     let expected =
@@ -74,7 +74,7 @@ fn the_kernels_are_compiled_by_nvrtc() {
     assert!(refused.contains("NVRTC compiles for no device as old as compute capability 1.0"), "{refused}");
 }
 
-/// What differs from the C of OpenCL, by another compiler than NVIDIA's.
+/// Checks the differences from OpenCL C, with a compiler other than NVIDIA's.
 #[test]
 fn the_kernels_are_cpp() {
     let compiler = Command::new("g++")
@@ -130,7 +130,7 @@ fn memory_is_zeroed_written_and_read() {
 }
 
 #[test]
-fn memory_is_exported_where_the_driver_can() {
+fn memory_is_exported_if_the_driver_supports_it() {
     let Some(device) = first() else { return };
     let memory = device.allocate(100_000).unwrap();
     match (devices().unwrap()[0].has_dma_buf, memory.export()) {
@@ -173,7 +173,7 @@ fn reductions_are_those_of_the_processor() {
     tests::reductions_are_those_of_the_processor(&*device, &mut *reducer);
     let memory = Arc::new(device.allocate(64).unwrap());
     let sum = Computation::Reduce(Reduction::new(DataType::F32, ReduceOp::Sum));
-    // Memory that begins askew.
+    // Misaligned memory.
     let askew = Cuda::pointer(piece(&memory, 2, 1)).unwrap();
     // SAFETY: bytes of the memory, which is kept.
     let imported = unsafe { device.import(askew, 16, Arc::clone(&memory) as _) }.unwrap();
@@ -199,9 +199,9 @@ fn memory_of_others_is_imported() {
     let mut found = [0; 7];
     owner.upgrade().unwrap().read(110, &mut found).unwrap();
     assert_eq!(&found, b"written");
-    // More than there is, memory of the host, and no memory.
+    // More than the allocation, host memory, and an invalid address.
     let nobody: Arc<dyn Any + Send + Sync> = Arc::new(());
-    // SAFETY: these are refused, or bytes of the tensor.
+    // SAFETY: these calls are refused, or import bytes of the tensor.
     let import = |pointer, len| unsafe { ours.import(pointer, len, Arc::clone(&nobody)) };
     let refused = import(pointer, 64 << 20).unwrap_err().to_string();
     assert!(refused.contains("67108864 bytes at 0x") && refused.contains("its allocation is "), "{refused}");
@@ -210,7 +210,7 @@ fn memory_of_others_is_imported() {
         let refused = import(pointer, 8).unwrap_err().to_string();
         assert!(refused.contains("no address of CUDA's"), "{refused}");
     }
-    // It is kept for as long as it is imported.
+    // The tensor is kept while it is imported.
     assert!(owner.upgrade().is_some());
     drop(imported);
     assert!(owner.upgrade().is_none());

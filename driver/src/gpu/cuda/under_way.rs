@@ -1,4 +1,4 @@
-//! What was submitted under tickets, and the events by which it ends.
+//! Submitted work by ticket, and the events that signal its end.
 
 use std::collections::VecDeque;
 
@@ -8,26 +8,26 @@ use super::Cuda;
 use super::context::{Current, Event, Stream};
 use crate::gpu::{Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Span, Ticket};
 
-/// What is under way, oldest first.
+/// The outstanding work, oldest first.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     commands: VecDeque<Commands>,
-    /// Events of none. There are `QUEUE_DEPTH` in all.
+    /// Unused events. There are `QUEUE_DEPTH` in all.
     events: Vec<Event>,
     last: Ticket,
 }
 
-/// What was submitted under one ticket, to one stream.
+/// The commands submitted to one stream under one ticket.
 #[derive(Debug)]
 pub(super) struct Commands {
     pub(super) ticket: Ticket,
-    /// Comes when they have ended.
+    /// Completes when they have ended.
     pub(super) event: Event,
     /// Whether they copy to the host.
     pub(super) is_gather: bool,
-    /// A call that was refused.
+    /// The error of a refused call.
     failed: Option<GpuError>,
-    /// What is kept until then.
+    /// Kept until the commands have ended.
     _spans: ArrayVec<Span, MAX_PIECES>,
 }
 
@@ -42,12 +42,12 @@ impl UnderWay {
         self.commands.is_empty()
     }
 
-    /// The newest that is under way and of which this holds.
+    /// The newest outstanding commands for which `holds` returns true.
     pub(super) fn newest(&self, holds: impl Fn(&Commands) -> bool) -> Option<&Commands> {
         self.commands.iter().rev().find(|commands| holds(commands))
     }
 
-    /// Whether one more may be submitted.
+    /// Checks that one more may be submitted.
     pub(super) fn check_room(&self) -> Result<(), GpuError> {
         match self.events.is_empty() {
             false => Ok(()),
@@ -55,10 +55,10 @@ impl UnderWay {
         }
     }
 
-    /// Takes what was submitted to the stream, all of it or up to the call that failed.
+    /// Records the commands submitted to the stream, all of them or those before the call that failed.
     ///
     /// # Errors
-    /// As [`check_room`](UnderWay::check_room): ask it before.
+    /// As [`check_room`](UnderWay::check_room), which is to be called first.
     pub(super) fn submitted(
         &mut self,
         (current, stream): (&Current<'_>, &Stream),
@@ -67,7 +67,7 @@ impl UnderWay {
         spans: ArrayVec<Span, MAX_PIECES>,
     ) -> Result<Ticket, GpuError> {
         let Some(event) = self.events.pop() else {
-            // Spans must not be given back before.
+            // Spans must not be released earlier.
             stream.end_at_last();
             return Err(GpuError::Full { copies: self.commands.len() });
         };
@@ -75,7 +75,7 @@ impl UnderWay {
         let recorded =
             current.call("cuEventRecord", |cuda| unsafe { (cuda.record_event)(event.raw(), stream.raw()) });
         if recorded.is_err() {
-            // Then the event says nothing: it came before.
+            // The event was not recorded and says nothing about the commands, so they are waited for.
             stream.end_at_last();
         }
         let ticket = self.last.next();
@@ -85,7 +85,7 @@ impl UnderWay {
         Ok(ticket)
     }
 
-    /// The watermark. Of a device that is gone, each event says that it is.
+    /// The ticket up to which all has completed. If the device is gone, the query of each event fails.
     pub(super) fn done(&mut self, cuda: &Cuda, streams: &[&Stream]) -> Result<Ticket, Failed> {
         while let Some(oldest) = self.commands.front() {
             let has_come = cuda.context.enter().and_then(|current| current.has_come(&oldest.event));
@@ -93,7 +93,8 @@ impl UnderWay {
                 return Ok(Ticket(oldest.ticket.0 - 1));
             }
             if has_come.is_err() {
-                // It says nothing of the commands, and what they name is let go of now.
+                // The error does not tell whether the commands have ended, and their memory is released now, so the streams
+                // are waited for.
                 streams.iter().for_each(|stream| stream.end_at_last());
             }
             let Some(Commands { ticket, event, failed, .. }) = self.commands.pop_front() else { break };

@@ -1,4 +1,4 @@
-//! Memory of a device.
+//! Device memory.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -23,27 +23,27 @@ pub(super) struct Buffer {
     opencl: Arc<OpenCl>,
     device: Arc<dyn Device>,
     object: Object,
-    /// OpenCL tells no addresses: these are nobody's, and stand for it.
+    /// OpenCL reports no addresses. This reserved range of addresses stands for the buffer.
     _addresses: EmptyRange,
 }
 
 impl Buffer {
-    /// `len` zeros.
+    /// `len` bytes, zeroed.
     pub(super) fn allocated(opencl: Arc<OpenCl>, len: usize) -> Result<Memory, GpuError> {
-        // SAFETY: a context, and no memory of the host.
+        // SAFETY: a context, and no host memory.
         let raw = unsafe { create_buffer(opencl.context(), CL_MEM_READ_WRITE, len.max(1), null_mut()) };
         let raw = raw.map_err(opencl.failed("clCreateBuffer"))?;
-        // SAFETY: it was just created, and nobody else has it.
+        // SAFETY: it was just created, and has no other owner.
         let object = unsafe { Object::owned(Kind::Memory, raw) };
         let zero = [0_u8];
         opencl.wait("clEnqueueFillBuffer", |commands| {
-            // SAFETY: so many bytes of a buffer, and a pattern that OpenCL copies during the call.
+            // SAFETY: the range of the buffer, and a pattern that OpenCL copies during the call.
             unsafe { enqueue_fill_buffer(commands, raw, zero.as_ptr().cast(), 1, 0, len.max(1), 0, null()) }
         })?;
         Buffer::memory(opencl, object, len)
     }
 
-    /// All of a buffer of the device's context.
+    /// The whole of a buffer of the device's context.
     pub(super) fn imported(opencl: Arc<OpenCl>, object: Object) -> Result<Memory, GpuError> {
         let asked = |what: u32| -> Result<usize, GpuError> {
             let data =
@@ -106,7 +106,8 @@ impl Block for Buffer {
     fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), GpuError> {
         let (raw, offset) = (self.object.raw(), offset as usize);
         self.opencl.wait("clEnqueueReadBuffer", |commands| {
-            // SAFETY: OpenCL checks the range; the slice is ours until the copy has ended, which is waited for.
+            // SAFETY: OpenCL checks the range; the slice is borrowed uniquely until the copy has ended, because the call
+            // waits for it.
             unsafe {
                 enqueue_read_buffer(commands, raw, 0, offset, to.len(), to.as_mut_ptr().cast(), 0, null())
             }
@@ -116,14 +117,14 @@ impl Block for Buffer {
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError> {
         let (raw, offset) = (self.object.raw(), offset as usize);
         self.opencl.wait("clEnqueueWriteBuffer", |commands| {
-            // SAFETY: OpenCL checks the range; the slice is there until the copy has ended, which is waited for.
+            // SAFETY: OpenCL checks the range; the slice is valid until the copy has ended, because the call waits for it.
             unsafe {
                 enqueue_write_buffer(commands, raw, 0, offset, from.len(), from.as_ptr().cast(), 0, null())
             }
         })
     }
 
-    /// OpenCL has no way that all drivers share.
+    /// OpenCL has no export that all drivers support.
     fn export(&self) -> Result<DmaBuf, GpuError> {
         Err(self.opencl.unsupported("a dma-buf of its memory", "OpenCL exports none: use cuda:N for a card"))
     }
@@ -142,7 +143,7 @@ impl OpenCl {
     ) -> Result<(), GpuError> {
         self.with_copies(|commands| {
             let event = submit(commands.raw()).map_err(self.failed(call))?;
-            // SAFETY: it was just created, and nobody else has it.
+            // SAFETY: it was just created, and has no other owner.
             let event = unsafe { Object::owned(Kind::Event, event) };
             wait_for_events(&[event.raw()]).map_err(self.failed(call))
         })

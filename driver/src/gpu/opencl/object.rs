@@ -1,4 +1,4 @@
-//! Objects of OpenCL, which are counted.
+//! Reference-counted OpenCL objects.
 
 use std::ffi::c_void;
 
@@ -6,7 +6,7 @@ use cl3::{command_queue, context, error_codes, event, kernel, memory, program};
 
 use crate::gpu::GpuError;
 
-/// What an object is.
+/// The type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Context,
@@ -17,34 +17,34 @@ pub(super) enum Kind {
     Event,
 }
 
-/// A share in an object.
+/// A reference to an object.
 #[derive(Debug)]
 pub(super) struct Object {
     kind: Kind,
     raw: *mut c_void,
 }
 
-// SAFETY: functions of OpenCL may be called by any thread; the pointer is only given to them. Kernels, whose arguments are no
-// thread's but one's, are only called by `&mut` of their queue.
+// SAFETY: functions of OpenCL may be called by any thread; the pointer is only passed to them. A kernel's arguments must be
+// set by one thread at a time: kernels are only used through `&mut` of their queue.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
 
 impl Object {
-    /// Takes a share over.
+    /// Takes over a reference.
     ///
     /// # Safety
-    /// `raw` is an object of that kind, with a share that nobody else gives back.
+    /// `raw` is an object of that kind, with a reference that nothing else releases.
     pub(super) unsafe fn owned(kind: Kind, raw: *mut c_void) -> Object {
         Object { kind, raw }
     }
 
-    /// Takes a share of its own.
+    /// Takes a new reference.
     ///
     /// # Safety
     /// `raw` is an object of that kind, a context or a buffer.
     pub(super) unsafe fn shared(device: &str, kind: Kind, raw: *mut c_void) -> Result<Object, GpuError> {
-        // SAFETY: it is an object of that kind, as the caller says.
+        // SAFETY: it is an object of that kind, as guaranteed by the caller.
         let retained = unsafe {
             match kind {
                 Kind::Context => context::retain_context(raw).map_err(said(device, "clRetainContext")),
@@ -62,7 +62,7 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: this value's share, which is given back once.
+        // SAFETY: this value's reference, which is released once.
         let released = unsafe {
             match self.kind {
                 Kind::Context => context::release_context(self.raw),
@@ -79,12 +79,12 @@ impl Drop for Object {
     }
 }
 
-/// The error that a call has failed.
+/// The error of a failed call.
 pub(super) fn said(device: &str, call: &'static str) -> impl Fn(i32) -> GpuError {
     move |code| GpuError::Call { device: device.to_owned(), call, reason: meaning(code) }
 }
 
-/// What a status means.
+/// The name of a status code.
 pub(super) fn meaning(code: i32) -> String {
     format!("{} ({code})", error_codes::error_text(code))
 }

@@ -26,23 +26,23 @@ pub(super) struct CopyQueue {
     staging: Arc<PinnedStaging>,
     copies: VecDeque<UnderWay>,
     last: Ticket,
-    /// Room for the events that a copy waits for.
+    /// Reused storage for the events that a copy waits for.
     before: Vec<*mut c_void>,
 }
 
-// SAFETY: what `before` holds is used during a call alone.
+// SAFETY: the contents of `before` are only used during a call.
 unsafe impl Send for CopyQueue {}
 
-/// What was submitted under one ticket.
+/// The commands submitted under one ticket.
 pub(super) struct UnderWay {
     pub(super) ticket: Ticket,
-    /// One for each piece. Those at the front may have ended.
+    /// One event per piece. Those at the front may have ended.
     pub(super) events: ArrayVec<Object, MAX_PIECES>,
-    /// How many of them are known to have ended.
+    /// The number of events known to have ended.
     ended: usize,
-    /// A call that was refused, or what a command ended with.
+    /// A refused call, or the error status of a command.
     failed: Option<(&'static str, i32)>,
-    /// What is kept until then.
+    /// Kept until the commands have ended.
     _spans: ArrayVec<Span, MAX_PIECES>,
 }
 
@@ -51,18 +51,18 @@ impl UnderWay {
         UnderWay { ticket, events: ArrayVec::new(), ended: 0, failed: None, _spans: spans }
     }
 
-    /// Takes what a call has returned. Whether it was submitted.
+    /// Records the result of a call. Returns whether the command was submitted.
     pub(super) fn submitted(&mut self, call: &'static str, event: Result<*mut c_void, i32>) -> bool {
         match event {
-            // SAFETY: it was just created, and nobody else has it.
+            // SAFETY: it was just created, and has no other owner.
             Ok(event) => self.events.push(unsafe { Object::owned(Kind::Event, event) }),
             Err(code) => self.failed = Some((call, code)),
         }
         self.failed.is_none()
     }
 
-    /// Has it begun: nothing is before. Where that fails it is over when all of the queue is, for what was submitted may begin all the
-    /// same.
+    /// Flushes the queue: commands do not start before. If that fails, the work has ended only when the whole queue has,
+    /// because submitted commands may start nevertheless.
     pub(super) fn flush(&mut self, commands: &Object) {
         if let Err(code) = flush(commands.raw()) {
             self.failed = Some(("clFlush", code));
@@ -70,11 +70,11 @@ impl UnderWay {
         }
     }
 
-    /// Whether all of it has ended.
+    /// Whether all commands have ended.
     fn has_ended(&mut self, commands: &Object) -> bool {
         while let Some(event) = self.events.get(self.ended) {
             match get_event_info(event.raw(), CL_EVENT_COMMAND_EXECUTION_STATUS) {
-                // To ask is no point of synchronisation, to wait is (OpenCL 1.2, 5.9); it returns at once.
+                // A query is not a synchronisation point, a wait is (OpenCL 1.2, 5.9); it returns immediately.
                 Ok(InfoType::Int(CL_COMPLETE)) => {
                     if let Err(code) = wait_for_events(&[event.raw()]) {
                         self.failed.get_or_insert(("clWaitForEvents", code));
@@ -84,7 +84,7 @@ impl UnderWay {
                 Ok(InfoType::Int(code)) => drop(self.failed.get_or_insert(("a command on it", code))),
                 Ok(_) => return false,
                 Err(code) => {
-                    // It says nothing of the command.
+                    // The error does not tell whether the command has ended.
                     end(commands);
                     self.failed.get_or_insert(("clGetEventInfo", code));
                 }
@@ -95,7 +95,7 @@ impl UnderWay {
     }
 }
 
-/// The watermark of what is under way, oldest first.
+/// The ticket up to which all outstanding work, oldest first, has completed.
 pub(super) fn done(
     (opencl, commands): (&OpenCl, &Object),
     under_way: &mut VecDeque<UnderWay>,
@@ -178,7 +178,7 @@ struct Transfer {
     len: usize,
 }
 
-/// Events to wait for, as OpenCL takes them: none has no address.
+/// A list of events in OpenCL's form: an empty list has a null pointer.
 pub(super) fn waiting_for(events: &[*mut c_void]) -> (u32, *const *mut c_void) {
     let first = if events.is_empty() { null() } else { events.as_ptr() };
     (events.len() as u32, first)
@@ -188,8 +188,8 @@ impl Queue for CopyQueue {
     fn gather(&mut self, _now: Nanos, from: &[Piece<'_>], at: usize) -> Result<Ticket, GpuError> {
         self.submit(from, at, Ticket::NONE, |commands, transfer, before| {
             let (Transfer { buffer, offset, staged, len }, (events, first)) = (transfer, waiting_for(before));
-            // SAFETY: OpenCL checks the range in the buffer; the staging has so many bytes, which nobody has a reference to, and is
-            // kept until the copy has ended.
+            // SAFETY: OpenCL checks the range in the buffer; the staging has that many bytes, to which no references exist,
+            // and is kept until the copy has ended.
             let event =
                 unsafe { enqueue_read_buffer(commands, *buffer, 0, *offset, *len, *staged, events, first) };
             ("clEnqueueReadBuffer", event)
@@ -229,8 +229,8 @@ impl Drop for CopyQueue {
     }
 }
 
-/// Staging that the device's driver was shown, so that it need not copy it once more. One for all queues: what commands on two
-/// buffers over the same bytes do is undefined.
+/// Staging that OpenCL has mapped, so that its driver need not copy it once more. All queues share one: OpenCL leaves
+/// commands on two buffers over the same bytes undefined.
 #[derive(Debug)]
 pub(super) struct PinnedStaging {
     commands: Object,
@@ -242,34 +242,34 @@ pub(super) struct PinnedStaging {
 impl PinnedStaging {
     fn new(opencl: &OpenCl, staging: &Staging) -> Result<PinnedStaging, GpuError> {
         let (first, len) = (staging.place(0, staging.len()).as_ptr().cast(), staging.len());
-        // SAFETY: so many bytes, which stay where they are until the buffer is released.
+        // SAFETY: `len` bytes, which stay at their address until the buffer is released.
         let buffer =
             unsafe { create_buffer(opencl.context(), CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, len, first) };
         let buffer = buffer.map_err(opencl.failed("clCreateBuffer, of staging"))?;
-        // SAFETY: it was just created, and nobody else has it.
+        // SAFETY: it was just created, and has no other owner.
         let buffer = unsafe { Object::owned(Kind::Memory, buffer) };
         let commands = opencl.commands_in_order()?;
         let mut mapped = null_mut();
-        // While it is mapped, its bytes may be copied to and from.
-        // SAFETY: all of the buffer; what is mapped is the staging itself.
+        // While the buffer is mapped, the host may access its bytes.
+        // SAFETY: the whole buffer; the mapping is the staging itself.
         let event = unsafe {
             let flags = CL_MAP_READ | CL_MAP_WRITE;
             enqueue_map_buffer(commands.raw(), buffer.raw(), 1, flags, 0, len, &mut mapped, 0, null())
         };
         let event = event.map_err(opencl.failed("clEnqueueMapBuffer, of staging"))?;
-        // SAFETY: it was just created, and nobody else has it.
+        // SAFETY: it was just created, and has no other owner.
         drop(unsafe { Object::owned(Kind::Event, event) });
         Ok(PinnedStaging { commands, buffer, mapped, staging: staging.clone() })
     }
 }
 
-// SAFETY: the pointer is only given back to OpenCL.
+// SAFETY: the pointer is only passed back to OpenCL.
 unsafe impl Send for PinnedStaging {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedStaging {}
 
 impl OpenCl {
-    /// The staging as the driver was shown it, by this queue or one before.
+    /// The mapped staging, mapped by this queue or an earlier one.
     fn pinned(&self, staging: &Staging) -> Result<Arc<PinnedStaging>, GpuError> {
         let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
         pinned.retain(|shown| shown.strong_count() > 0);
@@ -285,12 +285,12 @@ impl OpenCl {
 
 impl Drop for PinnedStaging {
     fn drop(&mut self) {
-        // SAFETY: it was mapped by this queue, and is unmapped once, behind all copies.
+        // SAFETY: it was mapped by this queue, and is unmapped once, after all copies.
         let event = unsafe {
             enqueue_unmap_mem_object(self.commands.raw(), self.buffer.raw(), self.mapped, 0, null())
         };
         if let Ok(event) = event {
-            // SAFETY: it was just created, and nobody else has it.
+            // SAFETY: it was just created, and has no other owner.
             drop(unsafe { Object::owned(Kind::Event, event) });
         }
         end(&self.commands);

@@ -19,12 +19,12 @@ use crate::gpu::{Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Reducer, Span, Ticke
 use crate::memory::Piece;
 use crate::reduction::Computation;
 
-/// Items that may be computed with together.
+/// The granularity of the number of work items.
 const GROUP: usize = 256;
 
 pub(super) struct KernelQueue {
     opencl: Arc<OpenCl>,
-    /// In order: each reduction is behind the one before.
+    /// In order: each reduction starts after the one before.
     commands: Object,
     kernels: HashMap<Kernel, Object>,
     reductions: VecDeque<UnderWay>,
@@ -32,14 +32,14 @@ pub(super) struct KernelQueue {
 }
 
 impl KernelQueue {
-    /// Builds all kernels: no computation waits for that.
+    /// Builds all kernels, so that no computation waits for that.
     pub(super) fn new(opencl: Arc<OpenCl>) -> Result<KernelQueue, GpuError> {
         let program = opencl.program()?.raw();
         let kernels = Kernel::all()
             .filter(|kernel| opencl.has(kernel.data_type))
             .map(|kernel| {
                 let raw = create_kernel(program, &kernel.name()).map_err(opencl.failed("clCreateKernel"))?;
-                // SAFETY: it was just created, and nobody else has it.
+                // SAFETY: it was just created, and has no other owner.
                 Ok((kernel, unsafe { Object::owned(Kind::Kernel, raw) }))
             })
             .collect::<Result<_, GpuError>>()?;
@@ -48,7 +48,7 @@ impl KernelQueue {
         Ok(KernelQueue { opencl, commands, kernels, reductions, last: Ticket::NONE })
     }
 
-    /// Gives a kernel its arguments: the target and the sources, and how many elements there are.
+    /// Sets a kernel's arguments: the target, the sources, and the number of elements.
     fn set_arguments(
         &self,
         (kernel, raw): (Kernel, *mut c_void),
@@ -58,14 +58,14 @@ impl KernelQueue {
         let failed = self.opencl.failed("clSetKernelArg");
         let size = kernel.data_type.size() as u64;
         let count = spans[0].len as u64 / size;
-        // The kernel looks at no source beyond the last: it stands in the place of those.
+        // The kernel does not read the sources after the last, so the last fills their places.
         let last = spans.len() - 1;
         let mut index = 0;
         for nth in 0..=kernel.sources() {
             let span = &spans[nth.min(last)];
             let buffer = span.block::<Buffer>(&*self.opencl).object().raw();
-            // SAFETY: the kernel's arguments are, for the target and for each source, a buffer and the number of its first element, as
-            // `reduce.c` has them.
+            // SAFETY: the kernel's arguments are, for the target and for each source, a buffer and the number of its first
+            // element, as `reduce.c` declares them.
             unsafe {
                 argument(raw, index, &buffer).map_err(&failed)?;
                 argument(raw, index + 1, &(span.offset / size)).map_err(&failed)?;
@@ -80,16 +80,16 @@ impl KernelQueue {
         Ok(count)
     }
 
-    /// Submits a computation, if there is anything to do: the call, and its event.
+    /// Submits a computation, unless it is empty, and returns the call with its event.
     fn submit(&self, computation: Computation, spans: &[Span]) -> Result<Option<Submitted>, GpuError> {
         let Some(kernel) = Kernel::of(computation, spans.len() - 1) else { return Ok(self.copy(spans)) };
         self.opencl.computes(computation)?;
         let raw = self.kernels[&kernel].raw();
         let count = self.set_arguments((kernel, raw), computation, spans)?;
-        // Of a multiple, groups of items can be large. Those beyond the count do nothing.
+        // A multiple permits large work groups. Items beyond the count do nothing.
         let items = (count as usize).next_multiple_of(GROUP);
         Ok((count > 0).then(|| {
-            // SAFETY: the kernel looks at elements below the count alone, all of which were seen to be in the pieces.
+            // SAFETY: the kernel only accesses elements below the count, all of which were checked to be in the pieces.
             let event = unsafe {
                 enqueue_nd_range_kernel(self.commands.raw(), raw, 1, null(), &items, null(), 0, null())
             };
@@ -112,7 +112,7 @@ impl KernelQueue {
     }
 }
 
-/// A call, and the event that it has returned.
+/// A call, and the event that it returned.
 type Submitted = (&'static str, Result<*mut c_void, i32>);
 
 impl Reducer for KernelQueue {
@@ -143,7 +143,7 @@ impl Reducer for KernelQueue {
 /// # Safety
 /// The kernel's argument of this number is a `T`.
 unsafe fn argument<T>(kernel: *mut c_void, index: u32, value: &T) -> Result<(), i32> {
-    // SAFETY: so many bytes, which OpenCL copies; that they are the right ones the caller says.
+    // SAFETY: `size_of::<T>()` bytes, which OpenCL copies; the caller guarantees the type.
     unsafe { set_kernel_arg(kernel, index, size_of::<T>(), std::ptr::from_ref(value).cast()) }
 }
 

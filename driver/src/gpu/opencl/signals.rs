@@ -1,15 +1,15 @@
-//! Signals are the program's.
+//! Keeps the program's signal handlers.
 //!
-//! PoCL's compiler takes SIGINT, SIGTERM and others for itself when it is loaded or first used, as LLVM does in a compiler, and ends the
-//! process with them. A program that embeds ferroce has handlers of its own, or none.
+//! PoCL's compiler (LLVM) installs handlers for SIGINT, SIGTERM and other signals when it is loaded or first used, and ends
+//! the process with them. A program that embeds ferroce has its own handlers, or none.
 
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
 use libc::{c_int, sigaction};
 
-/// Makes a call of OpenCL, and puts back what it has changed of how signals are taken. Whoever sets a handler in another thread meanwhile
-/// may lose it.
+/// Makes a call of OpenCL, and restores the signal handlers that it has changed. A handler that another thread sets
+/// meanwhile may be lost.
 pub(super) fn keep_signals<T>(call: impl FnOnce() -> T) -> T {
     let before = SIGNALS.map(|signal| (signal, taken(signal)));
     let result = call();
@@ -17,14 +17,14 @@ pub(super) fn keep_signals<T>(call: impl FnOnce() -> T) -> T {
         if let (Some(before), Some(now)) = (before, taken(signal))
             && now.sa_sigaction != before.sa_sigaction
         {
-            // SAFETY: what the system has said of this signal before.
+            // SAFETY: the action that the kernel returned for this signal before.
             unsafe { sigaction(signal, &raw const before, null_mut()) };
         }
     }
     result
 }
 
-/// Those that LLVM takes.
+/// The signals for which LLVM installs handlers.
 const SIGNALS: [c_int; 16] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -44,12 +44,12 @@ const SIGNALS: [c_int; 16] = [
     libc::SIGXFSZ,
 ];
 
-/// How a signal is taken now.
+/// The current action of a signal.
 fn taken(signal: c_int) -> Option<sigaction> {
     let mut now = MaybeUninit::uninit();
-    // SAFETY: it is only asked for, and written where there is room for it.
+    // SAFETY: a query only, with a valid pointer to store the action.
     let asked = unsafe { sigaction(signal, null(), now.as_mut_ptr()) };
-    // SAFETY: the call has written it.
+    // SAFETY: the call has initialised it.
     (asked == 0).then(|| unsafe { now.assume_init() })
 }
 
@@ -58,9 +58,9 @@ mod tests {
     use super::*;
     use crate::gpu::{Device, opencl};
 
-    /// A device that is found, and its kernels, are compiled here for the first time, whichever test does it.
+    /// Opening a device and building its kernels run the compiler for the first time, in whichever test does it first.
     #[test]
-    fn a_device_leaves_signals_as_they_were() {
+    fn a_device_keeps_signal_handlers() {
         let Ok(device) = opencl::open(0) else {
             println!("skipped: there is no OpenCL device");
             return;

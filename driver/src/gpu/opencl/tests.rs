@@ -10,7 +10,7 @@ use crate::MemoryKind;
 use crate::gpu::strict::Strict;
 use crate::gpu::tests::{self, bytes_of, random};
 
-/// As `ferroce_driver_test_support::opencl::first`, which has the types of another instance of this crate.
+/// As `ferroce_driver_test_support::opencl::first`, whose types are of another instance of this crate.
 fn first() -> Option<Arc<OpenCl>> {
     match open(0) {
         Ok(device) => Some(device),
@@ -63,7 +63,7 @@ fn reductions_are_those_of_the_processor() {
 #[test]
 fn buffers_of_a_programs_own_context_are_imported() {
     let Some(theirs) = first() else { return };
-    // SAFETY: a context, and a device of it.
+    // SAFETY: a context and one of its devices.
     let ours = unsafe { OpenCl::of_context("tensors", theirs.context(), theirs.id()) }.unwrap();
     let mut tensor = theirs.allocate(1000).unwrap();
     tensor.write(0, &[7; 1000]).unwrap();
@@ -73,10 +73,10 @@ fn buffers_of_a_programs_own_context_are_imported() {
     assert_eq!((imported.len(), bytes_of(&imported)), (1000, vec![7; 1000]));
     imported.write(10, b"written").unwrap();
     assert_eq!(&bytes_of(&tensor)[10..17], b"written");
-    // Whoever is last keeps it.
+    // The last reference keeps the buffer.
     drop(tensor);
     assert_eq!(&bytes_of(&imported)[10..17], b"written");
-    // One of another context is refused.
+    // A buffer of another context is refused.
     let other = first().unwrap();
     // SAFETY: a buffer.
     let refused = unsafe { other.import(buffer) }.unwrap_err().to_string();
@@ -94,13 +94,13 @@ fn buffers_that_the_host_may_not_copy_are_refused() {
         (CL_MEM_HOST_READ_ONLY, "CL_MEM_HOST_READ_ONLY"),
         (CL_MEM_HOST_WRITE_ONLY, "CL_MEM_HOST_WRITE_ONLY"),
     ] {
-        // SAFETY: a context, and no memory of the host.
+        // SAFETY: a context, and no host memory.
         let raw =
             unsafe { create_buffer(device.context(), CL_MEM_READ_WRITE | flag, 64, null_mut()) }.unwrap();
         // SAFETY: a buffer.
         let refused = unsafe { device.import(raw) }.unwrap_err().to_string();
         assert!(refused.contains(name), "{refused}");
-        // SAFETY: it was made above, and nobody else has it.
+        // SAFETY: it was created above, and has no other owner.
         unsafe { release_mem_object(raw) }.unwrap();
     }
 }

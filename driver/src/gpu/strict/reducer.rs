@@ -17,9 +17,9 @@ use crate::reduction::{Computation, scale};
 pub(super) struct StrictReducer {
     device: Arc<StrictDevice>,
     chance: ChaCha8Rng,
-    /// Those that have not ended.
+    /// Reductions that have not ended.
     reductions: VecDeque<Reduction>,
-    /// When it has computed all that was submitted.
+    /// When all submitted reductions will have ended.
     free: Nanos,
     last: Ticket,
 }
@@ -59,7 +59,7 @@ impl Reducer for StrictReducer {
         let takes = self.device.settings.takes(self.device.settings.reduced_per_second, target.len);
         self.free = now.max(self.free) + takes;
         let (due, fails) = self.device.draw(&mut self.chance, self.free, Submission::Computation);
-        // Each behind the one before.
+        // Each ends after the one before.
         let due = self.reductions.back().map_or(due, |before| before.due.max(due));
         self.last = self.last.next();
         self.reductions.push_back(Reduction { ticket: self.last, due, fails, computation, target, sources });
@@ -89,14 +89,15 @@ impl Tickets for StrictReducer {
 }
 
 impl Reduction {
-    /// In blocks, which are copied first: the target may be a source.
+    /// Computes in blocks, which are copied first: the target may be a source.
     fn carry_out(&self, device: &StrictDevice) {
         let (mut blocks, mut result) = ([[0; BLOCK]; MAX_SOURCES], [0; BLOCK]);
         for done in (0..self.target.len).step_by(BLOCK) {
             let len = (self.target.len - done).min(BLOCK);
             for (source, block) in self.sources.iter().zip(&mut blocks) {
                 let from = device.place(source, done, len);
-                // SAFETY: so many bytes, which nobody has a reference to; those here are nobody else's.
+                // SAFETY: equally many bytes at both addresses; there are no references to the device's memory, and the
+                // block is local.
                 unsafe { from.copy_to_nonoverlapping(NonNull::from(block).cast(), len) };
             }
             let sources: ArrayVec<memory::Span<'_>, MAX_SOURCES> =

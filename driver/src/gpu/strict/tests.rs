@@ -7,7 +7,7 @@ use crate::reduction::{Computation, DataType, ReduceOp, Reduction};
 const LATER: Nanos = Nanos(1_000_000_000);
 
 #[test]
-fn the_cpu_gets_nothing_but_copies() {
+fn the_cpu_accesses_memory_only_by_copies() {
     let device = Strict::default().open().unwrap();
     let mut memory = filled(&*device, b"0123456789abcdef");
     assert_eq!((memory.kind(), memory.device().unwrap().name()), (MemoryKind::Device, "strict:0"));
@@ -28,12 +28,12 @@ fn the_cpu_gets_nothing_but_copies() {
     assert!(memory.load_u64(9).is_err() && memory.write(16, b"x").is_err() && memory.write(16, b"").is_ok());
 }
 
-/// Its addresses are forbidden for the kernel too, which tells so in place of a signal.
+/// Its addresses are invalid for the kernel too, which returns an error instead of a signal.
 #[test]
-fn its_addresses_fault() {
+fn access_by_the_cpu_faults() {
     let memory = Strict::default().open().unwrap().allocate(4096).unwrap();
     let null = File::options().write(true).open("/dev/random").unwrap();
-    // SAFETY: the kernel checks the address, and takes nothing from it.
+    // SAFETY: the kernel checks the address, and /dev/null reads nothing from it.
     let written = unsafe { libc::write(null.as_raw_fd(), memory.address().as_ptr().cast(), 16) };
     assert_eq!((written, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT)));
 }
@@ -61,7 +61,7 @@ fn copies_land_when_they_are_due_and_end_in_their_order() {
     assert!(out_of_order && watermark == Ticket(16));
     assert_eq!(queue.next_deadline(LATER), None);
 
-    // One that is to wait for others does.
+    // A copy that depends on earlier ones waits for them.
     for round in 0..50 {
         staging.write(0, &[round; 64]);
         staging.write(64, &[100 + round; 64]);
@@ -73,7 +73,7 @@ fn copies_land_when_they_are_due_and_end_in_their_order() {
 }
 
 #[test]
-fn what_is_under_way_stays() {
+fn memory_is_kept_during_copies() {
     let device = Strict { latest: Duration::from_millis(10), ..Strict::default() }.open().unwrap();
     let mut memory = filled(&*device, b"kept");
     let staging = Staging::new(4).unwrap();
@@ -127,7 +127,7 @@ fn reductions_are_those_of_the_processor() {
     gpu::tests::reductions_are_those_of_the_processor(&*device, &mut *device.reducer().unwrap());
 }
 
-/// Each is behind the one before, however late that is, and is not there before it was told to have ended.
+/// Each ends after the one before, however late that is, and its result is not visible before it is reported as ended.
 #[test]
 fn reductions_end_late_and_in_their_order() {
     let device = Strict::default().latest(Duration::from_millis(1)).open().unwrap();
@@ -148,7 +148,7 @@ fn reductions_end_late_and_in_their_order() {
     assert!(refused.contains("the device is lost"), "{refused}");
 }
 
-/// A copy takes as long as its bytes, behind those before it of its direction; so does a reduction.
+/// A copy takes a time proportional to its bytes, after earlier copies of the same direction; so does a reduction.
 #[test]
 fn copies_and_reductions_have_a_speed() {
     let device = Strict::default().speed(1_000_000_000, 500_000_000).open().unwrap();
@@ -166,9 +166,9 @@ fn copies_and_reductions_have_a_speed() {
     assert_eq!(reducer.next_deadline(Nanos(0)), Some(Nanos(2005)));
 }
 
-/// Where the kernel has /dev/udmabuf, the pages are the same; elsewhere the refusal says so.
+/// With /dev/udmabuf, the pages are the same; without, the error says so.
 #[test]
-fn it_is_exported_where_the_kernel_can() {
+fn memory_is_exported_if_the_kernel_supports_it() {
     let device = Strict::default().open().unwrap();
     let memory = filled(&*device, &[9; 8192]);
     let exported = memory.export();
@@ -180,7 +180,7 @@ fn it_is_exported_where_the_kernel_can() {
     let DmaBuf { fd, offset } = exported.unwrap();
     let mapped = map(&File::from(fd), 8192, libc::PROT_READ, 0).unwrap();
     let mut found = [0; 8192];
-    // SAFETY: so many bytes are mapped.
+    // SAFETY: `found.len()` bytes are mapped.
     unsafe { mapped.copy_to_nonoverlapping(NonNull::from(&mut found).cast(), found.len()) };
     unmap(mapped, 8192);
     assert_eq!((offset, found), (0, [9; 8192]));

@@ -27,7 +27,7 @@ pub(super) fn of(file: &File, len: usize) -> Result<OwnedFd, String> {
     let page = rustix::param::page_size() as u64;
     let size = (len.max(1) as u64).next_multiple_of(page);
     let failed = |error: io::Error| format!("{path}, for {size} bytes: {error}");
-    // The kernel asks for both: pages under a dma-buf must stay.
+    // The kernel requires both the size and the seal: pages of a dma-buf must stay.
     file.set_len(size).map_err(failed)?;
     fcntl_add_seals(file, SealFlags::SHRINK).map_err(|error| failed(error.into()))?;
     let create = Create { memfd: file.as_raw_fd() as u32, flags: CLOEXEC, offset: 0, size };
@@ -36,6 +36,6 @@ pub(super) fn of(file: &File, len: usize) -> Result<OwnedFd, String> {
     if fd < 0 {
         return Err(failed(io::Error::last_os_error()));
     }
-    // SAFETY: the kernel has just opened it for us.
+    // SAFETY: the kernel has just opened it, without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

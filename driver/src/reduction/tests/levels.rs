@@ -1,4 +1,4 @@
-//! All ways to compute give the same bits, wherever elements lie and whichever source is a target.
+//! All levels give the same bits, for any alignment of the elements and any choice of targets among the sources.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use super::*;
 #[derive(Debug, Clone)]
 struct Case {
     what: Reduction,
-    /// Of each source, in bytes.
+    /// Bytes per source.
     len: usize,
-    /// As much as sources and targets begin beside the first of 32 bytes.
+    /// The offset of each source and target from a multiple of 32 bytes.
     skews: Vec<usize>,
-    /// Sources that are targets too.
+    /// Sources that are also targets.
     in_place: BTreeSet<usize>,
-    /// Targets beside those.
+    /// Further targets.
     elsewhere: usize,
     seed: u64,
 }
@@ -48,7 +48,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// What each source holds: any bits, which are often those of special values.
+/// The contents of each source: any bits, often those of special values.
 fn contents(case: &Case) -> Vec<Vec<u8>> {
     use rand_chacha::ChaCha8Rng;
     use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -71,7 +71,7 @@ fn contents(case: &Case) -> Vec<Vec<u8>> {
     (0..case.skews.len() / 2).map(fill).collect()
 }
 
-/// What is in each target then; that the bytes around are untouched.
+/// Returns the contents of each target; checks that the bytes around them are unchanged.
 fn run(case: &Case, contents: &[Vec<u8>], reduce: impl FnOnce(&[SpanMut<'_>], &[Span<'_>])) -> Vec<Vec<u8>> {
     const GUARD: u8 = 0x5a;
     let place = |bytes: &[u8], skew| [&vec![GUARD; skew][..], bytes, &[GUARD; 64]].concat();
@@ -110,7 +110,7 @@ fn run(case: &Case, contents: &[Vec<u8>], reduce: impl FnOnce(&[SpanMut<'_>], &[
     results
 }
 
-/// An element as it is compared: nobody promises the bits of a NaN that was computed.
+/// An element in a form to compare: the bits of a computed NaN are undefined.
 fn canonical(what: Reduction, element: &[u8]) -> Vec<u8> {
     let chooses = matches!(what.op, ReduceOp::Min | ReduceOp::Max) && what.divide_by.is_none();
     if !chooses && is_nan(what.data_type, element) { vec![0xff; element.len()] } else { element.to_vec() }
@@ -131,9 +131,9 @@ fn is_nan(data_type: DataType, bits: &[u8]) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Each way, and a model that takes one element at a time, all sources elsewhere, and one target.
+    /// Compares each level with a model that processes one element at a time into one separate target.
     #[test]
-    fn all_ways_give_the_same_bits(case in case()) {
+    fn all_levels_give_the_same_bits(case in case()) {
         let contents = contents(&case);
         let size = case.what.data_type.size();
         let mut expected = Vec::new();
@@ -161,14 +161,14 @@ proptest! {
                 processor.reduce(case.what.data_type, case.what.op, Job::new(targets, sources, case.what.divide_by));
             }))?;
         }
-        // Of one source that is not divided the bits stay as they are, also of a NaN that is not quiet.
+        // With one source and no division the bits are unchanged, even those of a signalling NaN.
         if contents.len() > 1 || case.what.divide_by.is_some() {
             check("apply", run(&case, &contents, |targets, sources| case.what.apply(targets, sources)))?;
         }
     }
 
     #[test]
-    fn all_ways_scale_to_the_same_bits(
+    fn all_levels_scale_to_the_same_bits(
         (data_type, seed) in (prop::sample::select(&DataType::ALL), any::<u64>()),
         count in 0_usize..200,
         factor in prop_oneof![(-100_i8..100).prop_map(f64::from), any::<f64>()],
@@ -187,7 +187,7 @@ proptest! {
     }
 }
 
-/// What a format says each code means, by its definition.
+/// The value of a code, computed from the format's definition.
 fn meaning(code: u8, exponent_bits: u32, mantissa_bits: u32) -> f64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let exponent = i32::from(code >> mantissa_bits & ((1 << exponent_bits) - 1));
@@ -199,13 +199,13 @@ fn meaning(code: u8, exponent_bits: u32, mantissa_bits: u32) -> f64 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// A small format of 8 bits, as its specification has it.
+/// An 8-bit format, as specified.
 struct Format {
     exponent_bits: u32,
     mantissa_bits: u32,
-    /// The greatest finite number's code.
+    /// The code of the greatest finite number.
     greatest: u8,
-    /// What follows: infinity, or the NaN.
+    /// The next code: infinity, or the NaN.
     beyond: u8,
     widen: fn(&Block<u8>) -> Block<f32>,
     narrow: fn(&Block<f32>) -> Block<u8>,
@@ -235,8 +235,8 @@ impl Format {
         meaning(code, self.exponent_bits, self.mantissa_bits)
     }
 
-    /// The slow way: the nearest of all, ties to the even code. As if there were one number more than there are: what is nearest
-    /// to it is too great.
+    /// The nearest of all numbers, found by comparison, ties to the even code. It includes one number beyond the greatest:
+    /// values nearest to that overflow.
     fn nearest(&self, value: f32) -> u8 {
         let sign = u8::from(value.is_sign_negative()) << 7;
         let magnitude = f64::from(value.abs()).min(self.value(self.beyond));
@@ -251,7 +251,7 @@ impl Format {
 }
 
 #[test]
-fn each_code_of_8_bits_means_its_number_and_comes_back() {
+fn each_8_bit_code_converts_to_its_number_and_back() {
     for format in FORMATS {
         for code in 0..=255_u8 {
             let value = (format.widen)(&[code; LANES])[0];
@@ -279,9 +279,9 @@ fn each_code_of_8_bits_means_its_number_and_comes_back() {
     );
 }
 
-/// At each number, in the middle between each two, and right beside.
+/// Tests each number, each midpoint of two neighbours, and the values next to both.
 #[test]
-fn numbers_become_the_nearest_of_8_bits() {
+fn rounding_to_8_bits_is_to_nearest() {
     for format in FORMATS {
         for code in 0..format.beyond {
             let (this, next) = (format.value(code) as f32, format.value(code + 1) as f32);
@@ -299,8 +299,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
-    fn any_number_becomes_the_nearest_of_8_bits(bits: u32, exponent in 100_u32..150) {
-        // Any, and one whose exponent the formats have.
+    fn rounding_any_number_to_8_bits_is_to_nearest(bits: u32, exponent in 100_u32..150) {
+        // Any value, and one with an exponent of the formats' range.
         for value in [f32::from_bits(bits), f32::from_bits(bits & 0x807f_ffff | exponent << 23)] {
             for format in FORMATS.iter().filter(|_| !value.is_nan()) {
                 prop_assert_eq!(format.narrow(value), format.nearest(value), "{:e}", value);
@@ -308,7 +308,7 @@ proptest! {
         }
     }
 
-    /// By another implementation.
+    /// Compares with another implementation.
     #[test]
     fn f16_and_bf16_are_those_of_the_crate_half(bits: u32, exponent in 95_u32..150) {
         for value in [f32::from_bits(bits), f32::from_bits(bits & 0x807f_ffff | exponent << 23)] {

@@ -1,20 +1,20 @@
-//! The memory of a switch, and who has how much of it.
+//! The memory of a switch, and its accounting.
 
 use super::config::{BufferConfig, CLASSES, PfcConfig};
 use super::event::Picos;
 use crate::prefetch;
 
-/// What is stored in a switch, by the port that it came in by.
+/// The stored bytes of a switch, by ingress port.
 pub(super) struct Buffer {
     config: BufferConfig,
     /// Classes with PFC.
     lossless: u8,
-    /// Bytes of the pool that are taken.
+    /// Used bytes of the pool.
     used: u64,
     ports: Vec<Ingress>,
 }
 
-/// Of a port.
+/// The accounting of one ingress port.
 struct Ingress {
     headroom: u64,
     classes: [IngressClass; CLASSES],
@@ -22,10 +22,10 @@ struct Ingress {
 
 #[derive(Clone, Copy)]
 struct IngressClass {
-    /// Bytes of the pool, of a class with PFC.
+    /// Bytes of the pool, for a class with PFC.
     bytes: u64,
     headroom: u64,
-    /// While the other end is paused: when that is to be renewed.
+    /// While the other end is paused: the time of the next renewal.
     renewal: Option<Picos>,
 }
 
@@ -34,13 +34,13 @@ impl Buffer {
         Buffer { config, lossless: pfc.map_or(0, |pfc| pfc.classes), used: 0, ports: Vec::new() }
     }
 
-    /// A port, and what comes after a pause of a class as fast as its link can.
+    /// Adds a port; `needed` is the number of bytes that can still arrive after a pause of a class.
     pub(super) fn add_port(&mut self, needed: u64) {
         let classes = [IngressClass { bytes: 0, headroom: 0, renewal: None }; CLASSES];
         self.ports.push(Ingress { headroom: self.config.headroom.unwrap_or(needed), classes });
     }
 
-    /// Asks for what is known of a class of a port.
+    /// Prefetches the state of a class of a port.
     #[inline]
     pub(super) fn prefetch(&self, port: u32, class: u8) {
         if let Some(ingress) = self.ports.get(port as usize) {
@@ -52,7 +52,7 @@ impl Buffer {
         self.lossless & 1 << class != 0
     }
 
-    /// Takes memory for a frame of `len` bytes that came in by `port` for a queue of `waiting` bytes. Returns whether
+    /// Allocates memory for a frame of `len` bytes that arrived at `port` for a queue of `waiting` bytes. Returns whether
     /// there was enough.
     #[must_use]
     pub(super) fn admit(&mut self, port: u32, class: u8, len: u64, waiting: u64) -> bool {
@@ -76,7 +76,7 @@ impl Buffer {
         true
     }
 
-    /// A frame leaves. What is in the headroom moves up into its place.
+    /// Releases the memory of a frame. Bytes in the headroom move to the pool in its place.
     pub(super) fn release(&mut self, port: u32, class: u8, len: u64) {
         if !self.is_lossless(class) {
             self.used -= len;
@@ -89,7 +89,7 @@ impl Buffer {
         self.used -= len - from_headroom;
     }
 
-    /// Whether the other end of `port` is to be paused, and is not.
+    /// Whether the other end of `port` must be paused, and is not.
     pub(super) fn must_pause(&self, port: u32, class: u8) -> bool {
         let ingress = &self.ports[port as usize].classes[usize::from(class)];
         let exceeds = || ingress.headroom > 0 || ingress.bytes > self.threshold();
@@ -108,17 +108,17 @@ impl Buffer {
         self.config.threshold.bytes(self.config.pool, self.used)
     }
 
-    /// When a pause that was sent is to be renewed, if it goes on.
+    /// When a pause that was sent must be renewed, while it lasts.
     pub(super) fn renewal(&mut self, port: u32, class: u8) -> &mut Option<Picos> {
         &mut self.ports[port as usize].classes[usize::from(class)].renewal
     }
 
-    /// Bytes of the pool that are taken.
+    /// Used bytes of the pool.
     pub(super) fn used(&self) -> u64 {
         self.used
     }
 
-    /// Bytes of headroom that are taken, and that there are, for a port and class.
+    /// Used and available bytes of headroom for a port and class.
     pub(super) fn headroom(&self, port: u32, class: u8) -> (u64, u64) {
         let Ingress { headroom, classes } = &self.ports[port as usize];
         (classes[usize::from(class)].headroom, *headroom)

@@ -1,4 +1,4 @@
-//! What hosts and switches are like.
+//! The configuration of hosts and switches.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use crate::Error;
 use crate::sim::{EcnConfig, WIRE_OVERHEAD, invalid};
 
-/// Classes of traffic (priorities of IEEE 802.1Q). Each has queues of its own.
+/// Traffic classes (priorities of IEEE 802.1Q). Each has its own queues.
 pub const CLASSES: usize = 8;
 
-/// What holds for the whole fabric.
+/// The configuration of the whole fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub struct FabricConfig {
     /// Largest IP packet in bytes, 68 to 65535.
     pub mtu: u32,
-    /// What a frame occupies on a link beside its own bytes.
+    /// The bytes that a frame occupies on a link in addition to its own.
     pub overhead: u32,
-    /// After a link or a switch goes down or comes up, switches choose their ways anew. Until then frames for a way that
-    /// is down are lost.
+    /// The time after which switches choose new paths when a link or a switch has gone down or come up. Until then frames
+    /// for a path that is down are lost.
     pub convergence: Duration,
 }
 
@@ -36,12 +36,12 @@ impl FabricConfig {
         FabricConfig { mtu, ..self }
     }
 
-    /// Bytes of a link that a frame occupies beside its own, at most 256; [`WIRE_OVERHEAD`] by default.
+    /// The bytes that a frame occupies on a link in addition to its own, at most 256; [`WIRE_OVERHEAD`] by default.
     pub fn overhead(self, overhead: u32) -> Self {
         FabricConfig { overhead, ..self }
     }
 
-    /// How long switches take to choose their ways anew; 50 ms by default.
+    /// The time after which switches choose new paths; 50 ms by default.
     pub fn convergence(self, convergence: Duration) -> Self {
         FabricConfig { convergence, ..self }
     }
@@ -57,7 +57,7 @@ impl FabricConfig {
 pub struct ClassMap([u8; 64]);
 
 impl Default for ClassMap {
-    /// The upper three bits of the DSCP, as switches that trust it have it: 26 is of class 3, 48 of class 6.
+    /// The upper three bits of the DSCP, as in switches that trust it: 26 has class 3, 48 has class 6.
     fn default() -> ClassMap {
         ClassMap(std::array::from_fn(|dscp| dscp as u8 >> 3))
     }
@@ -70,7 +70,7 @@ impl fmt::Debug for ClassMap {
 }
 
 impl ClassMap {
-    /// The DSCP `dscp`, 0 to 63, is of `class`, 0 to 7. Of numbers that are larger the lower bits count.
+    /// Assigns the DSCP `dscp`, 0 to 63, to `class`, 0 to 7. Of greater numbers only the lower bits count.
     #[must_use]
     pub fn with(mut self, dscp: u8, class: u8) -> ClassMap {
         self.0[usize::from(dscp & 63)] = class & 7;
@@ -88,19 +88,19 @@ impl ClassMap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scheduling {
-    /// Before each class with a lower number, and before all that have a weight.
+    /// Before every class with a lower number, and before all classes with a weight.
     Strict,
-    /// When no strict class has anything to send; with the others in proportion of their weights, in bytes.
+    /// When no strict class has anything to send; the others share in proportion to their weights, in bytes.
     Weighted(u16),
 }
 
-/// How much may be stored of something.
+/// A limit of stored bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Threshold {
-    /// This part of what is free of the pool at the time (α of dynamic thresholds: Choudhury and Hahne, 1998).
+    /// This fraction of the free bytes of the pool (α of dynamic thresholds: Choudhury and Hahne, 1998).
     Dynamic(f64),
-    /// So many bytes.
+    /// A number of bytes.
     Static(u64),
 }
 
@@ -118,33 +118,32 @@ impl Threshold {
     }
 }
 
-/// The memory that the ports of a switch share, in bytes of frames as drivers have them.
+/// The memory that the ports of a switch share, in bytes of frames without the overhead on links.
 ///
-/// A frame takes memory from when it has come in until it begins to leave. One of a class with PFC counts for the port
-/// that it came in by; if it would exceed the `threshold` of that port and class, it takes `headroom`, and is dropped if
-/// there is none left. One of another class counts for the port that it goes out by; beyond `lossy_threshold`, or
-/// beyond the pool, it is dropped.
+/// A frame occupies memory from its arrival until it starts to leave. A frame of a class with PFC is accounted to its
+/// ingress port; beyond the `threshold` of that port and class, it uses `headroom`, and is dropped if none is left. A frame
+/// of another class is accounted to its egress port; beyond `lossy_threshold`, or beyond the pool, it is dropped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 #[non_exhaustive]
 pub struct BufferConfig {
-    /// Bytes that are shared by all.
+    /// Bytes shared by all ports.
     pub pool: u64,
-    /// Of a class with PFC: how much a port may have received before it sends a pause.
+    /// For a class with PFC: the limit for an ingress port, beyond which it sends a pause.
     pub threshold: Threshold,
-    /// For what still comes after a pause, for each port and class with PFC, beside the pool. `None`: what the link
-    /// needs.
+    /// Bytes for frames that still arrive after a pause, for each port and class with PFC, in addition to the pool. `None`:
+    /// as much as the link needs.
     pub headroom: Option<u64>,
-    /// A pause ends when so many bytes less than the threshold are stored, and no headroom is used ...
+    /// A pause ends when the stored bytes are this far below the threshold, and no headroom is used ...
     pub resume_offset: u64,
-    /// ... or less than so many bytes.
+    /// ... or when they are fewer than this.
     pub resume_floor: u64,
-    /// Of a class without PFC: how much a port may have to send.
+    /// For a class without PFC: the limit for an egress port.
     pub lossy_threshold: Threshold,
 }
 
 impl Default for BufferConfig {
-    /// 32 MiB, thresholds of 1/8 and 1 of what is free, headroom as the link needs it, and an offset of 18 KiB.
+    /// 32 MiB, thresholds of 1/8 and 1 of the free bytes, the headroom that the link needs, and an offset of 18 KiB.
     fn default() -> BufferConfig {
         BufferConfig {
             pool: 32 << 20,
@@ -163,12 +162,12 @@ impl BufferConfig {
         BufferConfig { pool, ..self }
     }
 
-    /// What a port may have received of a class with PFC; 1/8 of what is free by default.
+    /// The limit for an ingress port of a class with PFC; 1/8 of the free bytes by default.
     pub fn threshold(self, threshold: Threshold) -> Self {
         BufferConfig { threshold, ..self }
     }
 
-    /// Bytes of headroom for each port and class with PFC; by default what the link needs.
+    /// Bytes of headroom for each port and class with PFC; by default as much as the link needs.
     pub fn headroom(self, headroom: impl Into<Option<u64>>) -> Self {
         BufferConfig { headroom: headroom.into(), ..self }
     }
@@ -183,7 +182,7 @@ impl BufferConfig {
         BufferConfig { resume_floor, ..self }
     }
 
-    /// What a port may have to send of a class without PFC; what is free by default.
+    /// The limit for an egress port of a class without PFC; the free bytes by default.
     pub fn lossy_threshold(self, lossy_threshold: Threshold) -> Self {
         BufferConfig { lossy_threshold, ..self }
     }
@@ -195,13 +194,13 @@ impl BufferConfig {
     }
 }
 
-/// At which end of its stay in a switch a frame is marked.
+/// When a frame is marked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Marking {
-    /// When it comes into the queue, by what waits before it.
+    /// When it enters the queue, by the bytes queued before it.
     Enqueue,
-    /// When it leaves the queue, by what waits behind it.
+    /// When it leaves the queue, by the bytes queued after it.
     #[default]
     Dequeue,
 }
@@ -211,13 +210,13 @@ pub enum Marking {
 #[must_use]
 #[non_exhaustive]
 pub struct PfcConfig {
-    /// The classes that have it: class n by bit n.
+    /// The classes with PFC: class n is bit n.
     pub classes: u8,
-    /// For how long a pause holds, in quanta of 512 bit times, at least 2. One that has to go on is renewed after half of
-    /// that.
+    /// The duration of a pause, in quanta of 512 bit times, at least 2. A pause that must last longer is renewed after half
+    /// of it.
     pub quanta: u16,
-    /// If a class could not send for so long because it was paused, what waits there is dropped, and what comes next, until
-    /// the pause is over and as much time has gone by. `None`: never.
+    /// If a class can't send for this long because it is paused, its queued frames are dropped, and so are further ones
+    /// until the pause is over and the same time has passed again. `None`: never.
     pub watchdog: Option<Duration>,
 }
 
@@ -229,36 +228,36 @@ impl Default for PfcConfig {
 }
 
 impl PfcConfig {
-    /// The classes that have it, class n by bit n; class 3 by default.
+    /// The classes with PFC, class n is bit n; class 3 by default.
     pub fn classes(self, classes: u8) -> Self {
         PfcConfig { classes, ..self }
     }
 
-    /// How long a pause holds, in quanta of 512 bit times, 2 to 65535; 65535 by default.
+    /// The duration of a pause, in quanta of 512 bit times, 2 to 65535; 65535 by default.
     pub fn quanta(self, quanta: u16) -> Self {
         PfcConfig { quanta, ..self }
     }
 
-    /// How long a class may be paused; for ever by default.
+    /// The longest time that a class may be paused; unlimited by default.
     pub fn watchdog(self, watchdog: impl Into<Option<Duration>>) -> Self {
         PfcConfig { watchdog: watchdog.into(), ..self }
     }
 }
 
-/// A switch: frames are stored, and forwarded from the queues of the port by which they leave.
+/// A switch: it stores frames, and forwards them from the queues of the egress port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 #[non_exhaustive]
 pub struct SwitchConfig {
     /// Its memory.
     pub buffer: BufferConfig,
-    /// Marking by the bytes of the class that wait at the port; `None`: nothing is marked.
+    /// Marking by the bytes of the class queued at the port; `None`: no marking.
     pub ecn: Option<EcnConfig>,
     /// When it marks.
     pub marking: Marking,
     /// Flow control by class; `None`: no class has it.
     pub pfc: Option<PfcConfig>,
-    /// How long after a PFC frame has come in it takes effect here.
+    /// The delay until a received PFC frame takes effect.
     pub reaction: Duration,
     /// When each class may send.
     pub scheduling: [Scheduling; CLASSES],
@@ -267,7 +266,7 @@ pub struct SwitchConfig {
 }
 
 impl Default for SwitchConfig {
-    /// No marking, no PFC, and the classes 6 and 7 before the others, which have equal weights.
+    /// No marking, no PFC, and strict priority for the classes 6 and 7; the others have equal weights.
     fn default() -> SwitchConfig {
         SwitchConfig {
             buffer: BufferConfig::default(),
@@ -294,7 +293,7 @@ impl SwitchConfig {
         SwitchConfig { buffer, ..self }
     }
 
-    /// Marking by the bytes of the class that wait at the port; none by default.
+    /// Marking by the bytes of the class queued at the port; none by default.
     pub fn ecn(self, ecn: impl Into<Option<EcnConfig>>) -> Self {
         SwitchConfig { ecn: ecn.into(), ..self }
     }
@@ -309,7 +308,7 @@ impl SwitchConfig {
         SwitchConfig { pfc: pfc.into(), ..self }
     }
 
-    /// How long after a PFC frame has come in it takes effect; at once by default.
+    /// The delay until a received PFC frame takes effect; zero by default.
     pub fn reaction(self, reaction: Duration) -> Self {
         SwitchConfig { reaction, ..self }
     }
@@ -340,14 +339,14 @@ impl SwitchConfig {
 #[must_use]
 #[non_exhaustive]
 pub struct HostConfig {
-    /// Whether its port stops when it is paused. A pause counts in any case.
+    /// Whether its port stops when it is paused. A pause is counted in any case.
     pub obeys_pfc: bool,
-    /// How long after a PFC frame has come in it takes effect.
+    /// The delay until a received PFC frame takes effect.
     pub reaction: Duration,
-    /// Frames that have been taken from the driver's user and not begun to leave, at most: 1 to 65536. They are in one
-    /// queue for each class.
+    /// The most frames accepted from the driver's user that have not started to leave: 1 to 65536. They are in one queue
+    /// for each class.
     pub tx_frames: u32,
-    /// Frames that have come in and were not received, at most: 1 to 65536. One that comes then is lost.
+    /// The most frames that have arrived and were not yet received by the driver's user: 1 to 65536. Further ones are lost.
     pub rx_frames: u32,
     /// When each class may send.
     pub scheduling: [Scheduling; CLASSES],
@@ -356,7 +355,7 @@ pub struct HostConfig {
 }
 
 impl Default for HostConfig {
-    /// Obeys PFC at once, has 4 frames to send at most and 4096 to receive, and schedules as switches do.
+    /// Obeys PFC at once, queues at most 4 frames to send and 4096 received ones, and schedules as switches do.
     fn default() -> HostConfig {
         HostConfig {
             obeys_pfc: true,
@@ -375,17 +374,17 @@ impl HostConfig {
         HostConfig { obeys_pfc, ..self }
     }
 
-    /// How long after a PFC frame has come in it takes effect; at once by default.
+    /// The delay until a received PFC frame takes effect; zero by default.
     pub fn reaction(self, reaction: Duration) -> Self {
         HostConfig { reaction, ..self }
     }
 
-    /// Frames that wait to be sent at most, 1 to 65536; 4 by default.
+    /// The most frames queued to send, 1 to 65536; 4 by default.
     pub fn tx_frames(self, tx_frames: u32) -> Self {
         HostConfig { tx_frames, ..self }
     }
 
-    /// Frames that wait to be received at most, 1 to 65536; 4096 by default.
+    /// The most frames queued to be received, 1 to 65536; 4096 by default.
     pub fn rx_frames(self, rx_frames: u32) -> Self {
         HostConfig { rx_frames, ..self }
     }

@@ -1,16 +1,16 @@
-//! The bytes of a frame under way.
+//! The bytes of a frame in the network.
 
-/// What of a frame is kept in one place: its headers, and its end with the ICRC.
+/// The parts of a frame that are stored inline: its headers, and its end with the ICRC.
 const HEAD: usize = 120;
 const TAIL: usize = 8;
 
-/// The bytes of a frame, without the zeros between its headers and its end. With a thousand hosts it is payload
-/// that fills the caches, and nobody looks at what hosts of a simulation send: it is zeros as a rule.
+/// The bytes of a frame, without the zeros between its headers and its end. With a thousand hosts, payload would fill the
+/// caches; hosts of a simulation usually send zeros, because nothing reads them.
 #[derive(Clone)]
 pub(super) struct Contents {
-    /// All of a short frame; of a longer one its first bytes, and its last ones.
+    /// The whole of a short frame; the first and the last bytes of a longer one.
     ends: [u8; HEAD + TAIL],
-    /// What is between the two, if it is not all zeros.
+    /// The bytes between them, if they are not all zero.
     middle: Box<[u8]>,
 }
 
@@ -19,7 +19,7 @@ impl Contents {
         Contents { ends: [0; HEAD + TAIL], middle: Box::default() }
     }
 
-    /// Keeps `frame`.
+    /// Stores `frame`.
     pub(super) fn set(&mut self, frame: &[u8]) {
         let Some((head, rest)) = frame.split_first_chunk::<HEAD>() else { return self.set_short(frame) };
         let Some((middle, tail)) = rest.split_last_chunk::<TAIL>() else { return self.set_short(frame) };
@@ -33,7 +33,7 @@ impl Contents {
         self.middle = Box::default();
     }
 
-    /// The headers of a frame of `len` bytes, and what of its payload is kept with them.
+    /// The headers of a frame of `len` bytes, and the part of its payload that is stored with them.
     pub(super) fn headers(&self, len: usize) -> &[u8] {
         &self.ends[..headers_len(len)]
     }
@@ -42,7 +42,7 @@ impl Contents {
         &mut self.ends[..headers_len(len)]
     }
 
-    /// Writes the frame, as long as `frame` is.
+    /// Writes the frame to `frame`, whose length must be that of the frame.
     pub(super) fn write(&self, frame: &mut [u8]) {
         let len = frame.len();
         let Some((middle, tail)) = frame.get_mut(HEAD..).and_then(|rest| rest.split_last_chunk_mut::<TAIL>())
@@ -66,13 +66,13 @@ impl Contents {
     }
 }
 
-/// Short frames are kept in one piece.
+/// Short frames are stored in one piece.
 fn headers_len(len: usize) -> usize {
     if len < HEAD + TAIL { len } else { HEAD }
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // Whole pieces without a branch between: the compiler makes vectors of them.
+    // Whole pieces without branches in between, so that the compiler vectorises them.
     let (pieces, rest) = bytes.as_chunks::<64>();
     pieces.iter().all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)
         && rest.iter().all(|byte| *byte == 0)
@@ -82,9 +82,9 @@ fn is_zero(bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Frames of each length around those at which something else is kept, with a byte that is not zero at each place.
+    /// Frames of each length near a limit of the storage, with a non-zero byte at each position.
     #[test]
-    fn what_is_kept_is_the_frame() {
+    fn stored_frames_read_back_unchanged() {
         let mut contents = Contents::empty();
         for len in (0..300).chain([1500, 4200]) {
             let step = if len < 300 { 1 } else { 37 };

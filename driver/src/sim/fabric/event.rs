@@ -1,4 +1,4 @@
-//! What is to happen, and when.
+//! Scheduled events.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::Nanos;
 
-/// A point in virtual time, in picoseconds: a byte takes 20 of them at 400 Gb/s, so that no rounding adds up. Time ends
-/// after 213 days.
+/// A point in virtual time, in picoseconds: at 400 Gb/s a byte takes 20 ps, so rounding errors do not accumulate. The
+/// largest time is 213 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Picos(pub(super) u64);
 
@@ -30,44 +30,44 @@ impl Picos {
     }
 }
 
-/// A duration in picoseconds, at most all time.
+/// A duration in picoseconds, clamped to the largest time.
 pub(super) fn picos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000)
 }
 
-/// Ports and frames go by their numbers.
+/// An event. Ports and frames are given by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// The last bit of a frame comes in at a port.
+    /// The last bit of a frame arrives at a port.
     Arrival { port: u32, frame: u32 },
     /// The last bit of a frame has left a port that has more to send.
     Free { port: u32 },
-    /// What a PFC frame says takes effect at a port: of these classes, for so many quanta each; 0 resumes them.
+    /// A PFC frame takes effect at a port: it pauses each of these classes for this many quanta; 0 resumes them.
     Pause { port: u32, classes: u8, quanta: u16 },
     /// A pause ends, unless it was renewed or ended before.
     PauseEnd { port: u32, class: u8 },
     /// A pause that a port has sent is due to be renewed, unless it was ended before.
     Renew { port: u32, class: u8 },
-    /// Whether a class of a port has been paused for too long.
+    /// The check whether a class of a port has been paused for too long.
     Watchdog { port: u32, class: u8 },
-    /// A frame that a link holds back has waited for long enough.
+    /// A link has held back a frame for long enough.
     Release { port: u32 },
-    /// A change that was planned.
+    /// A scheduled change.
     Change { number: u32 },
 }
 
-/// Events in the order of their times; those of the same time in the order in which they were planned.
+/// Events in the order of their times; events of the same time in the order in which they were scheduled.
 ///
-/// A calendar: a day is 4.096 ns, and of the days to come until 16 µs from now each has its page. What is later lies in a
-/// heap. Today's page is sorted, so that it is known what comes after the next event.
+/// A calendar queue: a day is 4.096 ns, and each day of the next 16 µs has its page. Later events are in a heap. Today's
+/// page is sorted, so that the events after the next one are known.
 pub(super) struct Events {
     today: u64,
-    /// Today's, the next one last; of earlier days too.
+    /// Today's events, the next one last; events of earlier days too.
     page: Vec<Planned>,
     pages: Vec<Vec<Planned>>,
-    /// Pages that are over. The last one is written first: it is in the cache.
+    /// Empty pages. The last one is used first, because it is in the cache.
     spare: Vec<Vec<Planned>>,
-    /// The pages that have events, by bit.
+    /// A bitmap of the pages that have events.
     written: Vec<u64>,
     later: BinaryHeap<Reverse<Planned>>,
     planned: u64,
@@ -80,7 +80,7 @@ struct Planned {
     event: Event,
 }
 
-/// Picoseconds of a day, and pages, each as a power of two.
+/// The picoseconds of a day and the number of pages, as powers of two.
 const DAY: u32 = 12;
 const PAGES: u64 = 1 << 12;
 
@@ -119,7 +119,7 @@ impl Events {
         }
     }
 
-    /// When the next one is.
+    /// The time of the next event.
     pub(super) fn next(&mut self) -> Option<Picos> {
         if self.page.is_empty() {
             self.turn_pages();
@@ -127,7 +127,7 @@ impl Events {
         self.page.last().map(|planned| planned.time)
     }
 
-    /// The next one, if it is not after `limit`.
+    /// The next event, if it is not after `limit`.
     pub(super) fn pop(&mut self, limit: Picos) -> Option<(Picos, Event)> {
         if self.next()? > limit {
             return None;
@@ -135,18 +135,18 @@ impl Events {
         self.page.pop().map(|planned| (planned.time, planned.event))
     }
 
-    /// What is to happen after the next `ahead` events, if it is near.
+    /// The event after the next `ahead` ones, if it is near.
     pub(super) fn peek(&self, ahead: usize) -> Option<Event> {
         let place = self.page.len().checked_sub(ahead + 1)?;
         Some(self.page[place].event)
     }
 
-    /// How many were planned so far.
+    /// The number of events scheduled so far.
     pub(super) fn planned(&self) -> u64 {
         self.planned
     }
 
-    /// Goes on to the next day that has events.
+    /// Advances to the next day that has events.
     fn turn_pages(&mut self) {
         let written = self.next_page();
         let later = self.later.peek().map(|Reverse(planned)| planned.day());
@@ -169,7 +169,7 @@ impl Events {
         let first = self.today + 1;
         let (word, bit) = ((first % PAGES / 64) as usize, first % 64);
         let words = self.written.len();
-        // The first word is looked at twice: its upper bits, and at last its lower ones.
+        // The first word is examined twice: first its upper bits, last its lower ones.
         (0..=words).find_map(|ahead| {
             let at = (word + ahead) % words;
             let mask = match ahead {
@@ -214,9 +214,9 @@ impl Eq for Planned {}
 mod tests {
     use super::*;
 
-    /// Against a list that is sorted: times near and far, many of them equal, planned while others are taken.
+    /// Compares with a sorted list: near and far times, many of them equal, scheduled while others are taken.
     #[test]
-    fn events_come_in_their_order() {
+    fn events_are_in_order() {
         let mut seed = 1_u64;
         let mut random = |below: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -235,7 +235,7 @@ mod tests {
                 }
                 let limit = now.after(random(horizon));
                 if random(2) == 0 {
-                    // The first of those that are earliest.
+                    // The first of the earliest ones.
                     let next = expected.iter().copied().min_by_key(|(time, number)| (*time, *number));
                     assert_eq!(events.next(), next.map(|(time, _)| time));
                     let next = next.filter(|(time, _)| *time <= limit);

@@ -1,4 +1,4 @@
-//! Frames under way, and what a switch reads of them.
+//! Frames in flight, and the fields that a switch reads.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,38 +6,38 @@ use super::contents::Contents;
 use crate::prefetch;
 use crate::sim::ip::{self, Version};
 
-/// What is known of a frame since it was sent.
+/// The state of a frame in flight.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 pub(super) struct Frame {
     pub(super) len: u32,
-    /// The host that it is for.
+    /// The destination host.
     pub(super) to: u32,
-    /// The last port on its way, and the switch that has it; a number that no switch has if a host has it.
+    /// The last port on its path, and that port's switch; an invalid number if a host has it.
     pub(super) last: u32,
     pub(super) target: u32,
-    /// Of its 5-tuple.
+    /// The hash of its 5-tuple.
     pub(super) flow: u64,
     pub(super) dscp: u8,
-    /// Its class at the switch where it is.
+    /// Its class at the current switch.
     pub(super) class: u8,
     pub(super) is_pfc: bool,
-    /// The port by which it came into the switch where it is, and its number there.
+    /// Its ingress port at the current switch, and that port's number there.
     pub(super) ingress: u32,
     pub(super) ingress_number: u32,
 }
 
-/// All frames, by number. Memory is taken as it is needed, and kept.
+/// All frames, by number. Memory is allocated when needed, and kept.
 #[derive(Default)]
 pub(super) struct Frames {
     frames: Vec<Frame>,
-    /// Of each; apart, for a switch that does not mark needs no more than the above.
+    /// The contents of each frame; separate, because a switch that does not mark needs only the state above.
     contents: Vec<Contents>,
     spare: Vec<u32>,
 }
 
 impl Frames {
-    /// A frame with these bytes.
+    /// Adds a frame with these bytes.
     pub(super) fn put(&mut self, bytes: &[u8]) -> u32 {
         let number = self.take();
         self.contents[number as usize].set(bytes);
@@ -54,7 +54,7 @@ impl Frames {
         self.frames.len() as u32 - 1
     }
 
-    /// Gives a frame back.
+    /// Frees a frame.
     pub(super) fn give_back(&mut self, number: u32) {
         self.spare.push(number);
     }
@@ -67,7 +67,7 @@ impl Frames {
         &mut self.frames[number as usize]
     }
 
-    /// The headers of a frame, and perhaps some of what follows.
+    /// The headers of a frame, possibly with bytes that follow.
     pub(super) fn headers(&self, number: u32) -> &[u8] {
         self.contents[number as usize].headers(self.at(number).len as usize)
     }
@@ -77,12 +77,12 @@ impl Frames {
         self.contents[number as usize].headers_mut(len)
     }
 
-    /// Asks for what [`read`](Frames::read) reads.
+    /// Prefetches the data of [`read`](Frames::read).
     pub(super) fn prefetch(&self, number: u32) {
         prefetch(&self.contents[number as usize]);
     }
 
-    /// Writes a frame to `buffer`, which has room for each; returns its length.
+    /// Writes a frame to `buffer`, which must be long enough; returns its length.
     pub(super) fn read(&self, number: u32, buffer: &mut [u8]) -> usize {
         let len = self.at(number).len as usize;
         self.contents[number as usize].write(&mut buffer[..len]);
@@ -94,14 +94,14 @@ impl Frames {
         self.contents[number as usize].to_vec(self.at(number).len as usize)
     }
 
-    /// A bit of a frame is another one.
+    /// Flips a bit of a frame.
     pub(super) fn flip(&mut self, number: u32, bit: usize) {
         let mut bytes = self.to_vec(number);
         bytes[bit / 8] ^= 1 << (bit % 8);
         self.contents[number as usize].set(&bytes);
     }
 
-    /// Another frame with the same contents.
+    /// Copies a frame.
     pub(super) fn copy(&mut self, number: u32) -> u32 {
         let copy = self.take();
         self.contents[copy as usize] = self.contents[number as usize].clone();
@@ -109,13 +109,13 @@ impl Frames {
         copy
     }
 
-    /// How many are under way.
+    /// The number of frames in flight.
     pub(super) fn under_way(&self) -> usize {
         self.frames.len() - self.spare.len()
     }
 }
 
-/// Addresses, protocol and ports of an IP packet, as far as there are any.
+/// Addresses, protocol and ports of an IP packet, as far as it has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FiveTuple {
     pub(super) source: IpAddr,
@@ -126,7 +126,7 @@ pub(super) struct FiveTuple {
 }
 
 impl FiveTuple {
-    /// Of an Ethernet frame, untagged or with one 802.1Q tag; `None` if it has no IP packet.
+    /// The 5-tuple of an Ethernet frame, untagged or with one 802.1Q tag; `None` without an IP packet.
     pub(super) fn of(frame: &[u8]) -> Option<FiveTuple> {
         let (version, at) = ip::locate(frame)?;
         let packet = &frame[at..];
@@ -155,7 +155,7 @@ impl FiveTuple {
         }
     }
 
-    /// A number that is the same for each packet of a flow, and spread evenly over flows.
+    /// A number that is the same for each packet of a flow, and evenly distributed over flows.
     pub(super) fn hash(&self) -> u64 {
         let address = |address: IpAddr| match address {
             IpAddr::V4(address) => u128::from(u32::from(address)),

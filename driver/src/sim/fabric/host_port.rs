@@ -15,10 +15,10 @@ use crate::{
 
 /// The port of a host of a [`Fabric`](super::Fabric).
 ///
-/// It takes frames to send as long as fewer than [`tx_frames`](super::HostConfig::tx_frames) wait, of whatever class: as
-/// with one ring of descriptors, those of a class that is paused keep back the others. A PFC frame that it is given
-/// pauses the other end of its link. A frame that is for no host, as a multicast is, is lost. One that `source` says is
-/// shorter than an Ethernet header or longer than [`Capabilities::max_frame`] is not sent and counts as
+/// It accepts frames to send while fewer than [`tx_frames`](super::HostConfig::tx_frames) are queued, of all classes
+/// together: as with one ring of descriptors, frames of a paused class delay the others. A PFC frame passed to it pauses
+/// the other end of its link. A frame without a destination host, such as a multicast, is lost. A frame with a length from
+/// `source` shorter than an Ethernet header or longer than [`Capabilities::max_frame`] is not sent and counts as
 /// [`Stats::tx_dropped`].
 pub struct HostPort {
     capabilities: Capabilities,
@@ -82,7 +82,7 @@ impl PacketDriver for HostPort {
             let Some(number) = simulation.hosts[self.host as usize].received.pop_front() else { break };
             let len = simulation.frames.read(number, &mut buffer);
             simulation.frames.give_back(number);
-            // The lock is not held while `sink` runs, which may look at the fabric.
+            // The lock is not held while `sink` runs, because it may use the fabric.
             drop(simulation);
             sink.take(RxFrame::new(&buffer[..len], &mut self.copies));
             self.stats.rx_bytes += len as u64;
@@ -112,7 +112,7 @@ impl PacketDriver for HostPort {
                 host.wants_room = true;
                 break;
             }
-            // The lock is not held while `source` runs, which may look at the fabric.
+            // The lock is not held while `source` runs, because it may use the fabric.
             drop(simulation);
             let len = source.write(&mut buffer);
             simulation = lock(&self.simulation);
@@ -133,7 +133,7 @@ impl PacketDriver for HostPort {
         Ok(sent)
     }
 
-    /// Returns at once: time is virtual, so there is nothing to sleep for.
+    /// Returns immediately: in virtual time there is nothing to wait for.
     fn wait(&mut self, _timeout: Duration) -> Result<(), Error> {
         Ok(())
     }

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_frame_reads_back() {
         let frame = frame(5, 0b1000, 0b0001, 0x1234);
         let mut quanta = [None; CLASSES];
         (quanta[0], quanta[3]) = (Some(0), Some(0x1234));

@@ -1,4 +1,4 @@
-//! A port of a host or a switch: queues of what it is to send, and one end of a link.
+//! A port of a host or a switch: its transmit queues, and one end of a link.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::prefetch;
 use crate::sim::impairment::Impairment;
 use crate::sim::random::Random;
 
-/// Whose a port is.
+/// The owner of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     Host(u32),
@@ -18,7 +18,7 @@ pub(super) enum Owner {
 }
 
 impl Owner {
-    /// A number that no other one has.
+    /// A number unique to this owner.
     pub(super) fn key(self) -> u64 {
         match self {
             Owner::Host(host) => host.into(),
@@ -27,7 +27,7 @@ impl Owner {
     }
 }
 
-/// Where a port is.
+/// The position of a port.
 #[derive(Clone, Copy)]
 pub(super) struct PortOf {
     pub(super) owner: Owner,
@@ -36,49 +36,49 @@ pub(super) struct PortOf {
     pub(super) link: u32,
     /// The port at the other end.
     pub(super) peer: u32,
-    /// A number that depends on the ends of its link alone.
+    /// A number that depends only on the ends of its link.
     pub(super) identity: u64,
 }
 
-/// What a port knows of its link.
+/// A port's view of its link.
 #[derive(Clone, Copy)]
 pub(super) struct Line {
     /// In bit/s.
     pub(super) rate: u64,
     /// In picoseconds.
     pub(super) delay: u64,
-    /// Whether chance does anything to frames.
+    /// Whether the link has random impairments.
     pub(super) impairs: bool,
-    /// Whether it is up, and what is at its ends.
+    /// Whether the link and the nodes at its ends are up.
     pub(super) carries: bool,
 }
 
-/// What each frame needs is here, close together; there are many ports.
+/// The state that each frame needs, kept small because there are many ports.
 pub(super) struct Port {
     pub(super) of: PortOf,
     pub(super) link: Line,
-    /// Classes that have something to send.
+    /// Classes with frames to send.
     occupied: u8,
-    /// Classes that the other end has paused.
+    /// Classes paused by the other end.
     paused: u8,
     /// Classes whose frames are dropped, because they were paused for too long.
     pub(super) stormy: u8,
-    /// Classes that a PFC frame has to pause or resume. It goes before all others.
+    /// Classes that a PFC frame must pause or resume. It is sent before all other frames.
     pub(super) to_pause: u8,
     pub(super) to_resume: u8,
-    /// Whether an event will tell that the port is free.
+    /// Whether an event is scheduled for when the port becomes free.
     pub(super) is_awaited: bool,
-    /// When the last bit of what was sent has left.
+    /// When the last bit of the sent frames has left.
     pub(super) busy_until: Picos,
     pub(super) counters: PortCounters,
-    /// Made when something happens to a class for the first time.
+    /// Created when a class is first used.
     queues: [Option<Box<Queue>>; CLASSES],
     scheduler: Box<Scheduler>,
-    /// What chance does to frames on the link, and where switches mark.
+    /// The random impairments of the link, and the random marking of switches.
     pub(super) chance: Box<Chance>,
 }
 
-/// Of a port.
+/// The random state of a port.
 pub(super) struct Chance {
     pub(super) random: Random,
     pub(super) impairment: Impairment<u32>,
@@ -88,10 +88,10 @@ pub(super) struct Chance {
 struct Queue {
     frames: VecDeque<u32>,
     bytes: u64,
-    /// Until when `counters` has summed up.
+    /// The time up to which `counters` is summed.
     since: Picos,
     counters: QueueCounters,
-    /// When the last pause of the class began, and when it ends unless it is renewed.
+    /// When the last pause of the class started, and when it ends unless it is renewed.
     paused_since: Picos,
     paused_until: Picos,
 }
@@ -121,7 +121,7 @@ impl Port {
         }
     }
 
-    /// Asks for the queue of a class, or of the one that sends next, probably.
+    /// Prefetches the queue of a class, or of the one that probably sends next.
     #[inline]
     pub(super) fn prefetch(&self, class: Option<u8>) {
         let class = class.or_else(|| Some(self.occupied.checked_ilog2()? as u8)).unwrap_or(0);
@@ -130,7 +130,7 @@ impl Port {
         }
     }
 
-    /// The frame that leaves next, probably.
+    /// The frame that probably leaves next.
     #[inline]
     pub(super) fn front(&self) -> Option<u32> {
         self.queues[self.occupied.checked_ilog2()? as usize].as_ref()?.frames.front().copied()
@@ -140,17 +140,17 @@ impl Port {
         self.queues[usize::from(class)].get_or_insert_default()
     }
 
-    /// Bytes of a class that wait.
+    /// Queued bytes of a class.
     pub(super) fn bytes(&self, class: u8) -> u64 {
         self.queues[usize::from(class)].as_ref().map_or(0, |queue| queue.bytes)
     }
 
-    /// Whether a class has frames that wait.
+    /// Whether a class has queued frames.
     pub(super) fn has(&self, class: u8) -> bool {
         self.occupied & 1 << class != 0
     }
 
-    /// Whether something waits that may be sent.
+    /// Whether a queued frame may be sent.
     pub(super) fn is_ready(&self) -> bool {
         self.occupied & !self.paused != 0 || self.to_pause | self.to_resume != 0
     }
@@ -164,7 +164,7 @@ impl Port {
         queue.counters.max_bytes = queue.counters.max_bytes.max(queue.bytes);
     }
 
-    /// Takes the frame that is to be sent next, and its class. `length` tells that of a frame.
+    /// Removes the next frame to send, and returns it with its class. `length` returns a frame's length.
     pub(super) fn pop(&mut self, now: Picos, length: impl Fn(u32) -> u64) -> Option<(u8, u32)> {
         let Port { queues, scheduler, occupied, paused, .. } = self;
         let first = |class: usize| {
@@ -182,7 +182,7 @@ impl Port {
         Some((class, frame))
     }
 
-    /// Takes the first frame of a class.
+    /// Removes the first frame of a class.
     pub(super) fn remove(&mut self, now: Picos, class: u8, length: impl Fn(u32) -> u64) -> Option<u32> {
         let queue = self.queues[usize::from(class)].as_mut()?;
         let frame = queue.frames.pop_front()?;
@@ -194,7 +194,7 @@ impl Port {
         Some(frame)
     }
 
-    /// What has happened to a class until now.
+    /// The counters of a class until now.
     pub(super) fn counters(&self, now: Picos, class: u8) -> QueueCounters {
         let Some(queue) = &self.queues[usize::from(class)] else { return QueueCounters::default() };
         let mut counters = queue.counters;
@@ -213,13 +213,13 @@ impl Port {
         self.paused & 1 << class != 0
     }
 
-    /// For how long a class has been paused.
+    /// The time for which a class has been paused.
     pub(super) fn paused_for(&self, now: Picos, class: u8) -> Option<u64> {
         let queue = self.queues[usize::from(class)].as_ref()?;
         self.is_paused(class).then(|| now.since(queue.paused_since))
     }
 
-    /// A class is paused until then. Returns whether it was not.
+    /// Pauses a class until this time. Returns whether it was not paused.
     pub(super) fn pause(&mut self, now: Picos, class: u8, until: Picos) -> bool {
         let begins = !self.is_paused(class);
         self.paused |= 1 << class;
@@ -232,7 +232,7 @@ impl Port {
         begins
     }
 
-    /// The pause of a class ends.
+    /// Ends the pause of a class.
     pub(super) fn resume(&mut self, now: Picos, class: u8) {
         if let Some(paused) = self.paused_for(now, class) {
             self.paused &= !(1 << class);
@@ -240,7 +240,7 @@ impl Port {
         }
     }
 
-    /// The pause of a class ends if it was not renewed. Returns whether it does.
+    /// Ends the pause of a class if it was not renewed. Returns whether it did.
     pub(super) fn expire(&mut self, now: Picos, class: u8) -> bool {
         let ends = self.is_paused(class) && self.queue(class).paused_until <= now;
         if ends {

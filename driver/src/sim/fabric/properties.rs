@@ -1,4 +1,4 @@
-//! What holds in any fabric: random shapes, settings and traffic. `FERROCE_SEED=N` repeats one case.
+//! Invariants of any fabric: random shapes, settings and traffic. `FERROCE_SEED=N` repeats one case.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ fn random_topology(random: &mut Random) -> Topology {
     }
 }
 
-/// One case; returns what it came to, to be compared.
+/// Runs one case; returns its results to compare.
 fn run(seed: u64) -> (u64, FabricCounters) {
     let mut random = Random::new(seed);
     let topology = random_topology(&mut random);
@@ -127,7 +127,7 @@ fn run(seed: u64) -> (u64, FabricCounters) {
         }
         check(&fabric);
     }
-    // Everything comes to an end, and no memory stays taken.
+    // All frames leave the network, and all memory is released.
     for now in (1_500_000..200_000_000).step_by(1_000_000) {
         for port in &mut ports {
             while received < u64::MAX {

@@ -1,27 +1,27 @@
-//! Ways through the fabric: all shortest ones, of links and switches that are up.
+//! Paths through the fabric: all shortest ones over links and switches that are up.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::prefetch;
 
-/// For each switch, and each switch that it is to reach: the ports on shortest ways.
+/// For each pair of switches: the ports on shortest paths.
 #[derive(Default)]
 pub(super) struct Routes {
     switches: usize,
-    /// Lists of ports, each once: most switches are reached by the same ports as others.
+    /// Lists of ports, without duplicates: most switches are reached by the same ports as others.
     ports: Vec<u32>,
     ways: Vec<Range<u32>>,
 }
 
 impl Routes {
-    /// `neighbours` has, for each switch that is up, the switches that it has links to which are up, and its port there.
+    /// `neighbours` lists, for each switch that is up, its neighbour switches that are up, with its port to each.
     pub(super) fn new(neighbours: &[Vec<(u32, u32)>]) -> Routes {
         let switches = neighbours.len();
         let mut routes = Routes { switches, ports: Vec::new(), ways: vec![0..0; switches * switches] };
         let mut distance = vec![u32::MAX; switches];
         let mut reached = VecDeque::new();
-        // Of each switch, the lists that it has.
+        // The lists of each switch.
         let mut lists: Vec<Vec<Range<u32>>> = vec![Vec::new(); switches];
         let mut list: Vec<u32> = Vec::new();
         for target in 0..switches {
@@ -54,7 +54,7 @@ impl Routes {
         routes
     }
 
-    /// Asks for what [`ports`](Routes::ports) looks at.
+    /// Prefetches the data of [`ports`](Routes::ports).
     #[inline]
     pub(super) fn prefetch(&self, from: u32, to: u32) {
         if let Some(way) = self.ways.get(from as usize * self.switches + to as usize) {
@@ -62,7 +62,7 @@ impl Routes {
         }
     }
 
-    /// The ports of switch `from` on shortest ways to switch `to`.
+    /// The ports of switch `from` on shortest paths to switch `to`.
     pub(super) fn ports(&self, from: u32, to: u32) -> &[u32] {
         let way = self.ways.get(from as usize * self.switches + to as usize);
         way.map_or(&[], |way| self.list(way))
@@ -78,8 +78,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_shortest_ways_are_there_and_no_others() {
-        // 0 and 1 are leaves, 2 and 3 spines; 4 hangs on 3; 5 is alone.
+    fn routes_are_all_shortest_paths() {
+        // 0 and 1 are leaves, 2 and 3 spines; 4 is connected to 3; 5 is isolated.
         let edges = [(0, 2), (0, 3), (1, 2), (1, 3), (3, 4)];
         let mut neighbours = vec![Vec::new(); 6];
         for (number, (a, b)) in (0..).zip(edges) {

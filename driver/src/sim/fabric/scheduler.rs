@@ -5,20 +5,20 @@ use super::config::{CLASSES, Scheduling};
 /// Strict classes, and deficit round robin among the others (Shreedhar and Varghese, 1995).
 pub(super) struct Scheduler {
     strict: u8,
-    /// Bytes that a class gets in a round.
+    /// The bytes that a class may send per round.
     quanta: [u64; CLASSES],
     deficits: [u64; CLASSES],
-    /// The class whose turn it is, and whether it has got its quantum.
+    /// The class whose turn it is, and whether its quantum was added.
     turn: usize,
     granted: bool,
 }
 
 impl Scheduler {
-    /// Of frames up to `max_frame` bytes.
+    /// For frames of up to `max_frame` bytes.
     pub(super) fn new(scheduling: &[Scheduling; CLASSES], max_frame: usize) -> Scheduler {
         let strict = (0..CLASSES).filter(|class| scheduling[*class] == Scheduling::Strict);
         let strict = strict.fold(0, |strict, class| strict | 1 << class);
-        // A quantum is a frame at least, so that each turn sends one.
+        // A quantum is at least a frame, so that each turn sends one.
         let quanta = scheduling.map(|scheduling| match scheduling {
             Scheduling::Weighted(weight) => u64::from(weight) * max_frame as u64,
             Scheduling::Strict => 0,
@@ -26,7 +26,7 @@ impl Scheduler {
         Scheduler { strict, quanta, deficits: [0; CLASSES], turn: 0, granted: false }
     }
 
-    /// Of the classes of `ready`, the one that sends next; `length` tells the length of its next frame.
+    /// The class in `ready` that sends next; `length` returns the length of a class's next frame.
     pub(super) fn pick(&mut self, ready: u8, length: impl Fn(usize) -> u64) -> Option<usize> {
         let strict = ready & self.strict;
         if strict != 0 {
@@ -48,7 +48,7 @@ impl Scheduler {
                     return Some(class);
                 }
             } else {
-                // It does not save up for later.
+                // An empty class does not keep its deficit for later.
                 self.deficits[class] = 0;
             }
             self.turn = (class + 1) % CLASSES;
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strict_classes_go_first_and_weights_are_of_bytes() {
+    fn strict_classes_are_first_and_weights_count_bytes() {
         let mut scheduling = [Scheduling::Weighted(1); CLASSES];
         scheduling[2] = Scheduling::Weighted(3);
         scheduling[6] = Scheduling::Strict;
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_was_idle_gets_no_more_for_it() {
+    fn an_idle_class_gains_no_deficit() {
         let mut scheduler = Scheduler::new(&[Scheduling::Weighted(1); CLASSES], 1000);
         for _ in 0..1000 {
             assert_eq!(scheduler.pick(0b01, |_| 1000), Some(0));

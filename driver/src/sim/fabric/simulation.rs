@@ -1,4 +1,4 @@
-//! Everything that happens in a fabric, event by event.
+//! The event loop of a fabric.
 
 mod building;
 mod failures;
@@ -35,35 +35,35 @@ pub(super) struct Simulation {
     pub(super) buffers: Buffers,
     pub(super) hosts: Vec<Host>,
     pub(super) switches: Vec<Switch>,
-    /// Of the switches, by which they choose ways.
+    /// The switches' seeds of the path hash.
     seeds: Vec<u64>,
     pub(super) links: Vec<Link>,
     pub(super) ports: Vec<Port>,
-    /// Until a link or switch is added, or has changed and the switches know.
+    /// `None` after a link or switch was added, or after a change that the switches know of, until recomputed.
     routes: Option<Routes>,
     changes: Vec<Change>,
-    /// Hosts that have something to receive, or room to send.
+    /// Hosts that have frames to receive, or room to send.
     woken: Vec<u32>,
     pub(super) counters: FabricCounters,
     trace: Trace,
     crc: Crc32,
     pub(super) taps: Taps,
-    /// PFC frames under way.
+    /// PFC frames in flight.
     pfc_under_way: u64,
 }
 
 pub(super) struct Host {
     pub(super) config: HostConfig,
     pub(super) addresses: Vec<IpAddr>,
-    /// Its port, when it has a link.
+    /// Its port, once it has a link.
     pub(super) port: Option<u32>,
-    /// Whether somebody drives it.
+    /// Whether its driver is open.
     pub(super) is_open: bool,
     pub(super) received: VecDeque<u32>,
     pub(super) rx_dropped: u64,
-    /// Frames that have not begun to leave.
+    /// Frames that have not started to leave.
     pub(super) waiting: u32,
-    /// More was to be sent than there was room for.
+    /// A frame was refused for lack of room.
     pub(super) wants_room: bool,
     is_woken: bool,
 }
@@ -81,7 +81,7 @@ pub(super) struct Link {
     is_up: bool,
 }
 
-/// What becomes of a part of the fabric.
+/// A change of a part of the fabric.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Change {
     Link {
@@ -92,11 +92,11 @@ pub(super) enum Change {
         switch: u32,
         is_up: bool,
     },
-    /// Switches know of the changes before.
+    /// Switches learn of the changes before.
     Reroute,
 }
 
-/// Picoseconds in which a link of 1 bit/s carries a byte.
+/// The picoseconds of a byte on a link of 1 bit/s.
 const BYTE: u64 = 8_000_000_000_000;
 
 impl Simulation {
@@ -124,18 +124,18 @@ impl Simulation {
         }
     }
 
-    /// When something happens next.
+    /// The time of the next event.
     pub(super) fn next_event(&mut self) -> Option<Picos> {
         self.events.next()
     }
 
-    /// Carries out what happens until `limit`.
+    /// Executes all events until `limit`.
     pub(super) fn advance(&mut self, limit: Picos) {
         while self.step(limit) {}
         self.now = self.now.max(limit);
     }
 
-    /// Carries out what happens next, if it is not after `limit`. Returns whether it did.
+    /// Executes the next event, if it is not after `limit`. Returns whether it did.
     #[inline]
     fn step(&mut self, limit: Picos) -> bool {
         let Some((time, event)) = self.events.pop(limit) else { return false };
@@ -145,7 +145,7 @@ impl Simulation {
         true
     }
 
-    /// Asks for what the events to come need, step by step: with many hosts nothing of it is in the cache.
+    /// Prefetches the data of the coming events, step by step: with many hosts none of it is in the cache.
     #[inline]
     fn prefetch(&self) {
         match self.events.peek(20) {
@@ -205,13 +205,13 @@ impl Simulation {
         }
     }
 
-    /// Of a frame that will come in at a port of a switch: that switch, and the port by which it leaves.
+    /// For a frame that will arrive at a switch's port: that switch, and the egress port.
     fn way_ahead(&self, port: u32, frame: u32) -> Option<(u32, u32)> {
         let Owner::Switch(switch) = self.ports[port as usize].of.owner else { return None };
         Some((switch, self.choose(switch, frame)?))
     }
 
-    /// Carries out what happens until `limit`, or until the first nanosecond in which a host is woken is over.
+    /// Executes events until `limit`, or until the end of the first nanosecond in which a host is woken.
     pub(super) fn advance_until_woken(&mut self, limit: Picos) {
         let mut limit = limit;
         while self.step(limit) {
@@ -285,7 +285,7 @@ impl Simulation {
     }
 }
 
-/// Why a frame is no more.
+/// Why a frame was lost.
 #[derive(Clone, Copy)]
 enum Loss {
     Link = 1,
@@ -306,7 +306,7 @@ impl Buffers {
         Buffers { spare: Vec::new(), size }
     }
 
-    /// One for a frame of any length.
+    /// A buffer for a frame of any length.
     pub(super) fn take(&mut self) -> Box<[u8]> {
         self.spare.pop().unwrap_or_else(|| vec![0; self.size].into())
     }

@@ -1,11 +1,11 @@
-//! Onlookers: what passes a port is shown to them.
+//! Taps, which see the frames that pass a port.
 
 use crate::Nanos;
 
 use super::event::Picos;
 use super::frame::Frames;
 
-/// Sees a frame that passes a port: when, whether it leaves the port or has come in, and its bytes.
+/// Sees a frame that passes a port: the time, whether it leaves the port (or has arrived), and its bytes.
 pub type Tap = Box<dyn FnMut(Nanos, bool, &[u8]) + Send>;
 
 /// The taps, by port.

@@ -1,4 +1,4 @@
-//! Switches alone: frames without a protocol, from hosts that are driven by hand.
+//! Tests of switches alone: raw frames from hosts that the test drives.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ struct Star {
     switch: SwitchId,
     hosts: Vec<HostPort>,
     macs: Vec<[u8; 6]>,
-    /// Of the switch, to each host.
+    /// The switch's port to each host.
     ports: Vec<PortId>,
 }
 
@@ -54,7 +54,7 @@ impl Star {
         star
     }
 
-    /// Sends `count` frames of `len` bytes, or fewer if there is no room; returns how many.
+    /// Sends `count` frames of `len` bytes, or fewer if there is no room; returns the number sent.
     fn send(&mut self, now: u64, (from, to): (usize, usize), dscp: u8, len: usize, count: usize) -> usize {
         let frame = udp(self.macs[to], (from as u8 + 1, to as u8 + 1), dscp, 49152, len);
         let mut left = count;
@@ -66,7 +66,7 @@ impl Star {
         self.hosts[from].tx_burst(Nanos(now), &mut source).unwrap()
     }
 
-    /// Takes all that has arrived: the frames.
+    /// Receives all frames that have arrived.
     fn receive(&mut self, now: u64, host: usize) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         while self.hosts[host].rx_burst(Nanos(now), &mut |frame: &[u8]| frames.push(frame.to_vec())).unwrap()
@@ -75,8 +75,8 @@ impl Star {
         frames
     }
 
-    /// Keeps these hosts sending to one at line rate until `end`, with frames of `len` bytes. Polls each µs, and has the
-    /// receiver take what has come.
+    /// These hosts send to one at line rate until `end`, in frames of `len` bytes. Polls every µs, and makes the receiver
+    /// read the frames that have arrived.
     fn load(&mut self, (start, end): (u64, u64), from: &[usize], to: usize, dscp: u8, len: usize) {
         for now in (start..end).step_by(1000) {
             for host in from {
@@ -87,7 +87,7 @@ impl Star {
         }
     }
 
-    /// Each frame is counted once, and no headroom exceeded.
+    /// Checks that each frame is counted once, and that no headroom is exceeded.
     fn check(&self) {
         let counters = self.fabric.counters();
         let counted = counters.delivered + counters.dropped() + counters.under_way;
@@ -108,7 +108,7 @@ fn fast_host() -> HostConfig {
 }
 
 #[test]
-fn a_frame_takes_its_time() {
+fn delays_are_exact() {
     // 1500 bytes and 24 at 10 Gb/s, twice, and 1 µs, twice.
     let mut star = Star::new(2, &link(10), SwitchConfig::default(), HostConfig::default());
     assert_eq!(star.send(1000, (0, 1), 26, 1500, 1), 1);
@@ -119,7 +119,7 @@ fn a_frame_takes_its_time() {
     star.check();
 }
 
-/// Two hosts at 25 Gb/s send to one: exactly half of the frames wait or are lost.
+/// Two hosts send to one, all at 25 Gb/s: exactly half of the frames are queued or lost.
 #[test]
 fn an_incast_gets_the_bandwidth_of_one_link() {
     let buffer = BufferConfig::default().pool(1_000_000);
@@ -128,14 +128,14 @@ fn an_incast_gets_the_bandwidth_of_one_link() {
     let out = star.fabric.queue_counters(star.ports[2], 3);
     let rate = (out.sent * (4096 + 24) * 8) as f64 / 1e-3;
     assert!((rate / 25e9 - 1.0).abs() < 0.005, "{rate}");
-    // The lossy threshold is what is free: a queue gets half of the pool.
+    // The lossy threshold is the free bytes: a queue gets half of the pool.
     assert!(out.max_bytes <= 500_000 && out.max_bytes > 495_000, "{out:?}");
     assert!(out.dropped > 0 && out.dropped == star.fabric.counters().buffer_dropped);
     star.check();
 }
 
-/// With PFC nothing is lost, whatever the rates of the links and the reaction time, and the headroom is not more than three
-/// times what is used of it.
+/// With PFC no frame is lost, for any rates of the links and any reaction time, and the headroom is at most three times its
+/// used part.
 #[test]
 fn nothing_is_lost_with_pfc_and_headroom() {
     for (gigabits, reaction) in [(10, 0), (25, 500), (100, 0), (100, 2000), (400, 1000)] {
@@ -167,7 +167,7 @@ fn nothing_is_lost_with_pfc_and_headroom() {
     }
 }
 
-/// Pauses begin and end at the thresholds, frame by frame.
+/// Pauses start and end at the thresholds, to the frame.
 #[test]
 fn pauses_begin_and_end_at_their_thresholds() {
     let buffer = BufferConfig::default()
@@ -176,11 +176,11 @@ fn pauses_begin_and_end_at_their_thresholds() {
         .headroom(50_000)
         .resume_offset(3000);
     let switch = SwitchConfig::default().buffer(buffer).pfc(PfcConfig::default());
-    // What comes in at 100 Gb/s leaves at 1.
+    // Frames arrive at 100 Gb/s and leave at 1 Gb/s.
     let mut star = Star::with_rates(&[link(100), link(1)], switch, fast_host());
     let queue = |star: &Star| star.fabric.queue_bytes(star.ports[1], 3);
     let pauses = |star: &Star| star.fabric.port_counters(star.ports[0]);
-    // One leaves, ten wait.
+    // One frame leaves, ten are queued.
     star.send(0, (0, 1), 26, 1000, 11);
     star.fabric.advance(Nanos(3000));
     assert_eq!((queue(&star), pauses(&star).pfc_sent), (10_000, 0));
@@ -200,7 +200,7 @@ fn pauses_begin_and_end_at_their_thresholds() {
     star.check();
 }
 
-/// A pause that is not renewed is over after its time, and one that is needed is renewed in time.
+/// A pause that is not renewed expires, and a needed one is renewed in time.
 #[test]
 fn a_pause_expires_and_is_renewed() {
     let mut star = Star::new(2, &link(10), SwitchConfig::default().pfc(PfcConfig::default()), fast_host());
@@ -223,7 +223,7 @@ fn a_pause_expires_and_is_renewed() {
     let queue = star.fabric.queue_counters(star.ports[1], 3);
     assert_eq!((queue.pauses, queue.pauses_expired, queue.paused().as_nanos()), (1, 1, 51_200));
 
-    // The switch must pause host 0 for long, by pauses that are short.
+    // The switch must pause host 0 for a long time, by short pauses.
     let buffer = BufferConfig::default().threshold(Threshold::Static(10_000));
     let switch = SwitchConfig::default().buffer(buffer).pfc(PfcConfig::default().quanta(100));
     let mut star = Star::with_rates(&[link(100), link(1)], switch, fast_host());
@@ -233,7 +233,7 @@ fn a_pause_expires_and_is_renewed() {
     assert!(host.pauses > 0 && star.fabric.port_counters(star.ports[0]).pfc_sent > 10 * host.pauses);
 }
 
-/// Of frames that leave a queue of known length, as many are marked as the curve says; none below Kmin, all above Kmax.
+/// The share of marked frames follows the curve for the queue length; none below Kmin, all above Kmax.
 #[test]
 fn marks_follow_the_curve() {
     for marking in [Marking::Enqueue, Marking::Dequeue] {
@@ -243,7 +243,7 @@ fn marks_follow_the_curve() {
             let ecn = EcnConfig::new(40_000, 120_000, 0.5);
             let switch = SwitchConfig::default().ecn(ecn).marking(marking);
             let mut star = Star::with_rates(&[link(100), link(1)], switch, fast_host());
-            // The queue is filled, and kept at its length: a frame comes for each that leaves, 8.192 µs later.
+            // The queue is filled, and kept at its length: every 8.192 µs a frame leaves and another one arrives.
             let mut now = 0;
             while star.fabric.queue_bytes(star.ports[1], 3) < waiting * 1000 {
                 star.send(now, (0, 1), 26, 1000, 1);
@@ -267,7 +267,8 @@ fn marks_follow_the_curve() {
             let after = star.fabric.queue_counters(star.ports[1], 3).marked;
             assert!(u64::from(marked) <= after && marked > 0 || expected == 0.0);
             let share = (after - before) as f64 / f64::from(count);
-            // Before it is enqueued, or behind it: a frame less waits than is kept. Up to four are between the host and the queue.
+            // Before it is enqueued, or after it, one frame less is queued than the length kept. Up to four are between the
+            // host and the queue.
             let expected: f64 =
                 if expected == 1.0 || expected == 0.0 { expected } else { expected - 0.5 / 80.0 };
             let deviation = (expected * (1.0 - expected) / f64::from(count)).sqrt();
@@ -279,9 +280,9 @@ fn marks_follow_the_curve() {
     }
 }
 
-/// Classes share a link as their weights say; a strict one goes before them.
+/// Classes share a link in proportion to their weights; a strict one is served first.
 #[test]
-fn a_link_is_shared_by_weights() {
+fn a_link_is_shared_in_proportion_to_weights() {
     let mut scheduling = [Scheduling::Weighted(1); CLASSES];
     scheduling[3] = Scheduling::Weighted(3);
     scheduling[6] = Scheduling::Strict;
@@ -289,7 +290,7 @@ fn a_link_is_shared_by_weights() {
     let switch = SwitchConfig::default().scheduling(scheduling).buffer(buffer);
     let mut star = Star::with_rates(&[link(10), link(10), link(2), link(10)], switch, fast_host());
     for now in (0..4_000_000).step_by(1000) {
-        // Classes 3 and 1 want all of the link each, class 6 a fifth of it.
+        // Classes 3 and 1 offer the full rate of the link each, class 6 a fifth of it.
         for (host, dscp, len) in [(0, 26, 1500), (1, 8, 4000), (2, 48, 300)] {
             star.send(now, (host, 3), dscp, len, usize::MAX);
         }
@@ -303,9 +304,9 @@ fn a_link_is_shared_by_weights() {
     assert!((ratio - 3.0).abs() < 0.05, "{ratio}: {sent:?}");
 }
 
-/// Leaves and spines: flows are spread evenly, each keeps its way, and another seed gives other ways.
+/// Leaves and spines: flows are evenly distributed, each keeps its path, and another seed gives other paths.
 #[test]
-fn flows_are_spread_over_equal_ways() {
+fn flows_are_distributed_over_equal_paths() {
     let ways = |seed: u64| {
         let fabric = Fabric::new(seed, FabricConfig::default()).unwrap();
         let leaves = [0, 1].map(|_| fabric.add_switch(SwitchConfig::default()).unwrap());
@@ -352,7 +353,7 @@ fn flows_are_spread_over_equal_ways() {
     let flows = ways(1);
     for port in 0..8 {
         let count = flows.iter().filter(|used| **used == port).count();
-        // 500 with a standard deviation of 21.
+        // Expected: 500 with a standard deviation of 21.
         assert!((415..=585).contains(&count), "{count} of 4000 flows by uplink {port}");
     }
     let other = ways(2);
@@ -360,9 +361,10 @@ fn flows_are_spread_over_equal_ways() {
     assert!((400..=600).contains(&alike), "{alike} of 4000 flows go the same way with another seed");
 }
 
-/// A link that goes down loses what is on it; after the convergence time the others carry all, and again after it is back.
+/// A link that goes down loses the frames on it; after the convergence time the other links carry all, and again after it
+/// is up.
 #[test]
-fn traffic_goes_round_a_link_that_is_down() {
+fn traffic_avoids_a_link_that_is_down() {
     let config = FabricConfig::default().convergence(Duration::from_micros(100));
     let fabric = Fabric::new(1, config).unwrap();
     let leaves = [0, 1].map(|_| fabric.add_switch(SwitchConfig::default()).unwrap());
@@ -413,7 +415,7 @@ fn traffic_goes_round_a_link_that_is_down() {
     assert_eq!(lost_in(3_120_000, 4_000_000), 0);
 }
 
-/// A host that pauses its switch for ever stops one that sends to another; the watchdog ends that.
+/// A host that pauses its switch forever blocks a sender to another host; the watchdog ends that.
 #[test]
 fn a_watchdog_ends_a_storm() {
     for watchdog in [None, Some(Duration::from_micros(200))] {
@@ -423,7 +425,7 @@ fn a_watchdog_ends_a_storm() {
         let mut star = Star::new(3, &link(10), switch, fast_host());
         let mut received = 0;
         for now in (0..4_000_000).step_by(1000) {
-            // Host 1 is broken, until 2 ms.
+            // Host 1 misbehaves until 2 ms.
             if now % 100_000 == 0 && now < 2_000_000 {
                 let mut frames = 1;
                 let mut source = |buffer: &mut [u8]| {
@@ -452,9 +454,9 @@ fn a_watchdog_ends_a_storm() {
     }
 }
 
-/// The impairments of a link, each counted; a frame that is lost or doubled is counted once.
+/// The impairments of a link are counted; a lost or duplicated frame is counted once.
 #[test]
-fn links_impair() {
+fn impairments_are_counted() {
     let bad = link(10).loss(0.1).duplicate(0.1).corrupt(0.1).reorder(0.2).jitter(Duration::from_nanos(300));
     let mut star = Star::with_rates(&[bad, link(10)], SwitchConfig::default(), fast_host());
     let mut received = Vec::new();
@@ -473,9 +475,9 @@ fn links_impair() {
     assert_eq!(received.len() as u64, counters.delivered);
 }
 
-/// Hosts that are only there change nothing, and neither does who asks when.
+/// Idle hosts do not change the run, and neither do calls to `advance` at other times.
 #[test]
-fn idle_hosts_change_nothing() {
+fn idle_hosts_do_not_change_the_run() {
     let run = |idle: u8, seed: u64| {
         let fabric = Fabric::new(seed, FabricConfig::default()).unwrap();
         let ecn = EcnConfig::new(1000, 20_000, 0.5);
@@ -505,14 +507,14 @@ fn idle_hosts_change_nothing() {
     };
     assert_eq!(run(0, 1), run(0, 1));
     assert_eq!(run(0, 1), run(50, 1));
-    // On any machine; it changes only with what a switch does.
+    // The same on any machine; it changes only with the behaviour of a switch.
     assert_eq!(run(0, 1).0, 0xea62_fd4a_466e_a7c2);
     assert_ne!(run(0, 1).0, run(0, 2).0);
 }
 
-/// Chance at two ports is never the same, whichever way round links between the same switches were given.
+/// The random streams of two ports differ, in whichever direction links between the same switches were added.
 #[test]
-fn each_port_has_a_chance_of_its_own() {
+fn random_streams_of_ports_differ() {
     let fabric = Fabric::new(1, FabricConfig::default()).unwrap();
     let [a, b] = [0, 1].map(|_| fabric.add_switch(SwitchConfig::default()).unwrap());
     for (from, to) in [(a, b), (b, a), (a, b), (b, a)] {
@@ -526,7 +528,7 @@ fn each_port_has_a_chance_of_its_own() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_configurations_are_refused() {
     let fabric = Fabric::new(1, FabricConfig::default()).unwrap();
     let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
     let no_mtu = Fabric::new(1, FabricConfig::default().mtu(10)).map(|_| ());

@@ -6,7 +6,7 @@ use super::{Fabric, FabricConfig, HostConfig, HostId, LinkId, Node, SwitchConfig
 use crate::Error;
 use crate::sim::{LinkConfig, invalid};
 
-/// What a fabric is made of. It can be changed before it is [built](Topology::build).
+/// The parts of a fabric. It can be changed before it is [built](Topology::build).
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::sim::{LinkConfig, invalid};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Topology {
-    /// Host n has the addresses that [`address`] gives n.
+    /// The hosts. Host n has the address that [`address`] returns for n.
     pub hosts: Vec<HostConfig>,
     /// The switches.
     pub switches: Vec<SwitchConfig>,
@@ -33,7 +33,7 @@ pub struct Topology {
     pub links: Vec<Cable>,
 }
 
-/// A host or a switch of a [`Topology`], by its place there.
+/// A host or a switch of a [`Topology`], by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// A host.
@@ -46,13 +46,13 @@ pub enum Part {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cable {
-    /// What it connects.
+    /// The two ends.
     pub ends: [Part; 2],
-    /// What it is like.
+    /// The rate, the delay and the impairments.
     pub link: LinkConfig,
 }
 
-/// A fabric that was built, and where its parts are, in the order of the [`Topology`].
+/// A fabric that was built, and the IDs of its parts, in the order of the [`Topology`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Built {
@@ -182,7 +182,7 @@ impl Topology {
     ///
     /// # Errors
     /// As [`Fabric::new`], [`Fabric::add_host`], [`Fabric::add_switch`] and [`Fabric::link`]; [`Error::Invalid`] for a link
-    /// to what is not there.
+    /// to a part that does not exist.
     pub fn build(&self, seed: u64, config: FabricConfig) -> Result<Built, Error> {
         let fabric = Fabric::new(seed, config)?;
         let hosts = self.hosts.iter().enumerate();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn each_shape_has_its_parts() {
+    fn shapes_have_the_expected_parts() {
         let link = LinkConfig::default().rate(1_000_000_000);
         let switch = SwitchConfig::default();
         assert_eq!(degrees(&Topology::star(5, &link, switch)), [5]);

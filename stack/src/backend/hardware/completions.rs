@@ -1,4 +1,4 @@
-//! Completions of the card, and what an application is told of them.
+//! Completions of the card, and their translation for the application.
 
 use ferroce_driver::rnic::Completion;
 use ferroce_wire::{Qpn, RKey};
@@ -10,16 +10,16 @@ use crate::engine::cq::Pushed;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Cq, Error, Event, QpState, QpType, WcOpcode, WcStatus, WorkCompletion};
 
-/// Room for a batch of completions: as the card tells of them, and as the application is told.
+/// Storage for a batch of completions: in the card's form, and in the application's.
 pub(super) struct Batch {
     card: [Completion; BATCH],
     told: [WorkCompletion; BATCH],
 }
 
-/// Completions that are taken at once.
+/// Completions taken at once.
 const BATCH: usize = 16;
 
-/// Places for what the application is told.
+/// Places for the application's completions.
 type Places<'a> = std::slice::IterMut<'a, WorkCompletion>;
 
 impl Batch {
@@ -28,13 +28,13 @@ impl Batch {
 }
 
 impl Hardware {
-    /// Takes what the card has completed into the queue here, as much as that has room for. Returns how many there were.
+    /// Moves completions of the card into the local queue, as many as it has room for. Returns their number.
     pub(super) fn drain(&mut self, index: u32) -> Result<usize, Error> {
-        // A device that is gone has told all, and its work is over: memory that it names may be somebody else's.
+        // A device that is gone has reported all completions, and its work has ended: its memory may have been reused.
         if self.is_gone {
             return Ok(0);
         }
-        // Taken out, for what completes changes all else.
+        // Taken out, because completing changes all other state.
         let Some(mut batch) = self.batch.take() else { return Ok(0) };
         let taken = self.drain_by(index, &mut batch);
         self.batch = Some(batch);
@@ -59,14 +59,15 @@ impl Hardware {
         }
     }
 
-    /// Takes what the card has completed into `room`, past the queue here, which is empty. Returns how many are told.
+    /// Moves completions of the card into `room`, bypassing the local queue, which is empty. Returns how many are visible
+    /// to the application.
     pub(super) fn take(&mut self, index: u32, room: &mut [WorkCompletion]) -> Result<usize, Error> {
         let Some(mut batch) = self.batch.take() else { return Ok(0) };
         let mut filled = 0;
         let ended = self.take_by(index, &mut batch, room, &mut filled);
         self.batch = Some(batch);
         match ended {
-            // The next call says it again; what was taken is not lost.
+            // The next call returns the error again; the taken completions are not lost.
             Err(error) if filled == 0 => Err(error.into()),
             _ => Ok(filled),
         }
@@ -95,7 +96,8 @@ impl Hardware {
         }
     }
 
-    /// Work requests have ended on the card. Returns of how many the application is told, in `room`, which has places for all.
+    /// Work requests have ended on the card. Returns how many are visible to the application, in `room`, which has places
+    /// for all.
     #[inline]
     fn complete(&mut self, completions: &[Completion], room: &mut [WorkCompletion]) -> usize {
         let (mut rest, places, mut free) = (completions, room.len(), room.iter_mut());
@@ -118,7 +120,7 @@ impl Hardware {
         places - free.len()
     }
 
-    /// The queue pair that a completion is of, unless it is gone.
+    /// The queue pair of a completion, if it still exists.
     #[inline(always)]
     fn queue_pair_of(&mut self, id: WorkId, completion: &Completion) -> Option<&mut HardwareQp> {
         let Some(handle) = self.qps.handle_at(id.index) else {
@@ -128,7 +130,7 @@ impl Hardware {
         self.qps.get_mut(handle).filter(|_| id.is_of(handle))
     }
 
-    /// The first, which is of the send queue of `id`, and those behind it that are of it too. Returns the others.
+    /// Processes the first completion, of the send queue of `id`, and following ones of the same queue. Returns the others.
     #[inline(always)]
     fn complete_sends<'a>(
         &mut self,
@@ -148,7 +150,7 @@ impl Hardware {
                 *told = queue_pair.sent;
                 told.wr_id = work.wr_id;
                 told.opcode = work.opcode;
-                // Not every card tells the length of a send.
+                // Not every card reports the length of a send.
                 told.byte_len = work.length;
                 if completion.status != OK {
                     queue_pair.fail_send(told, completion);
@@ -167,7 +169,7 @@ impl Hardware {
         others
     }
 
-    /// The same of a receive queue.
+    /// The same for a receive queue.
     #[inline(always)]
     fn complete_receives<'a>(
         &mut self,
@@ -198,7 +200,7 @@ impl Hardware {
         others
     }
 
-    /// A receive of a shared receive queue has ended.
+    /// Completes a receive of a shared receive queue.
     #[inline(never)]
     fn complete_shared(&mut self, id: WorkId, completion: &Completion, free: &mut Places<'_>) {
         let Some(queue) = self.srqs.at_mut(id.index) else { return self.unknown(completion) };
@@ -215,7 +217,7 @@ impl Hardware {
         }
     }
 
-    /// What it ends about windows: all before it have succeeded.
+    /// Completes work requests on windows: all before it have succeeded.
     #[cold]
     fn complete_windows(&mut self, index: u32, position: u32, has_succeeded: bool) {
         while let Some((window, is_last)) =
@@ -225,7 +227,7 @@ impl Hardware {
         }
     }
 
-    /// Puts a completion into the queue here.
+    /// Adds a completion to the local queue.
     pub(super) fn tell(&mut self, cq: u32, told: WorkCompletion) {
         self.has_news = true;
         let Hardware { cqs, events, counters, .. } = self;
@@ -245,7 +247,7 @@ impl Hardware {
         }
     }
 
-    /// A completion of no work request that was posted: one that nobody is told of.
+    /// Ignores a completion without a posted work request.
     #[cold]
     fn unknown(&self, completion: &Completion) {
         tracing::warn!(device = self.device.name(), "a completion of no work request: {completion:?}");
@@ -260,7 +262,7 @@ const RECV_RDMA_WITH_IMM: u32 = 129;
 const KERNEL_WITH_INV: u32 = 4;
 
 impl HardwareQp {
-    /// A receive has ended, of its own or of its shared receive queue.
+    /// Completes a receive, of its own or of its shared receive queue.
     #[inline(always)]
     fn fill_receive(&self, told: &mut WorkCompletion, wr_id: u64, completion: &Completion) {
         *told = self.received;
@@ -268,17 +270,17 @@ impl HardwareQp {
         told.byte_len = completion.byte_len;
     }
 
-    /// A send has failed.
+    /// Completes a failed send.
     #[cold]
     fn fail_send(&mut self, told: &mut WorkCompletion, completion: &Completion) {
         tracing::debug!(qpn = %self.qpn, "a send has failed: {completion:?}");
         (told.status, told.byte_len) = (status_of(completion.status), 0);
-        // UC and UD go on receiving.
+        // UC and UD continue to receive.
         let is_over = self.qp_type == QpType::Rc || self.state == QpState::Error;
         self.state = if is_over { QpState::Error } else { QpState::Sqe };
     }
 
-    /// A receive has failed, or has more than its bytes.
+    /// Completes a receive that has failed, or has fields in addition to its bytes.
     #[inline(never)]
     fn fill_other(&mut self, told: &mut WorkCompletion, completion: &Completion, is_rxe: bool) {
         if completion.status != OK {
@@ -291,7 +293,7 @@ impl HardwareQp {
             told.src_qpn = Qpn::new(completion.src_qp & 0xff_ffff);
         }
         let flags = completion.wc_flags;
-        // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
+        // A card reports a network header for every message; only a datagram's is in the receive.
         told.grh = self.is_ud != 0 && flags & Completion::GRH != 0;
         if completion.opcode == RECV_RDMA_WITH_IMM {
             told.opcode = WcOpcode::RecvRdmaWithImm;
@@ -299,7 +301,7 @@ impl HardwareQp {
         if flags & Completion::WITH_IMM != 0 {
             told.immediate = Some(u32::from_be(completion.imm_or_key));
         }
-        // rdma_rxe has the number of the kernel's flag there, which is that of IBV_WC_IP_CSUM_OK for applications.
+        // rdma_rxe uses the kernel's flag here, whose number is that of IBV_WC_IP_CSUM_OK for applications.
         let invalidated = Completion::WITH_INV | if is_rxe { KERNEL_WITH_INV } else { 0 };
         if flags & invalidated != 0 {
             told.invalidated = Some(RKey::new(completion.imm_or_key));
@@ -307,7 +309,7 @@ impl HardwareQp {
     }
 }
 
-/// `enum ibv_wc_status` but success; those that RoCE does not have are general errors.
+/// `enum ibv_wc_status` except success; those that RoCE does not have become general errors.
 #[cold]
 fn status_of(number: u32) -> WcStatus {
     use WcStatus as S;

@@ -1,5 +1,5 @@
-//! Connections by the kernel's connection manager, for QP1 of a card is the kernel's: librdmacm, loaded by the first verb
-//! that needs it.
+//! Connections with the kernel's connection manager, because QP1 of a card belongs to the kernel: librdmacm, loaded by the
+//! first verb that needs it.
 
 mod exchange;
 mod progress;
@@ -21,7 +21,7 @@ use crate::engine::slab::Slab;
 use crate::verbs::{Config, Error, Feature, Handle, Qp, QpState, QpType, Transition};
 use exchange::{Exchange, Proposal, Stage};
 
-/// All connections of a context, once there was one.
+/// All connections of a context, created with the first.
 pub(super) struct Connections {
     pub(super) channel: EventChannel,
     exchanges: Slab<Exchange>,
@@ -29,11 +29,11 @@ pub(super) struct Connections {
     pub(super) events: CmEvents,
     /// When the first attempt is given up.
     next_deadline: Option<Nanos>,
-    /// An attempt's time begins with the next poll: until then the time is not known.
+    /// The time limit of an attempt starts with the next poll: until then the time is not known.
     has_new: bool,
 }
 
-/// How many there can be of each.
+/// The limits of each kind of object.
 #[derive(Clone, Copy)]
 pub(super) struct ConnectionLimits {
     connections: u32,
@@ -50,20 +50,20 @@ impl ConnectionLimits {
     }
 }
 
-/// Somebody who waits for requests.
+/// A listener.
 struct CardListener {
     space: PortSpace,
     address: SocketAddr,
     config: ListenConfig,
-    /// One for each address of the port, which listens as long as it is there.
+    /// One for each address of the port, which listens as long as it exists.
     cards: Vec<ConnectionId>,
 }
 
-/// The highest bit of a tag: it is a listener's.
+/// The highest bit of a tag marks a listener.
 const LISTENER: u64 = 1 << 63;
-/// The longest that the kernel looks for a next hop or a route.
+/// The longest time in which the kernel resolves a next hop or a route.
 const RESOLVE_MS: u32 = 4000;
-/// The interval of the kernel's resends of requests, and how many there are.
+/// The kernel's interval between retransmissions of requests, times their number.
 const KERNEL_PATIENCE: Duration = Duration::from_micros(4_294_967 * 16);
 
 fn tag(handle: Handle) -> u64 {
@@ -126,8 +126,8 @@ impl Hardware {
         Ok(Listener(handle))
     }
 
-    /// The addresses that the port has now and that are wanted, each with its interface if it is of a link alone: the interfaces of VLANs
-    /// have one link-local address, and others may be set on several.
+    /// The port's current addresses selected by `is_wanted`, each with its interface if it is link-local: the interfaces of
+    /// VLANs share one link-local address, and others may be set on several.
     fn addresses(&self, is_wanted: impl Fn(IpAddr) -> bool) -> Vec<(IpAddr, u32)> {
         let mut addresses = Vec::new();
         for (entry, row) in self.port.gids.iter().zip(&self.gid_rows.rows) {
@@ -174,7 +174,7 @@ impl Hardware {
         self.begin(to, parameters, None)
     }
 
-    /// Begins an attempt, or a search.
+    /// Starts an attempt, or a search.
     fn begin(
         &mut self,
         to: SocketAddr,
@@ -263,7 +263,7 @@ impl Hardware {
         let Some(exchange) = cm.exchanges.get_mut(id.0) else { return Err(gone(id)) };
         let Some(card) = &exchange.card else { return Err(gone(id)) };
         if let Err(error) = card.accept(&request) {
-            // As it was, but for its receives.
+            // As before, except for its receives.
             let access = self.qp(qp)?.told.access;
             self.modify_qp(qp, Transition::Reset)?;
             self.modify_qp(qp, Transition::Init { access })?;
@@ -319,7 +319,7 @@ impl Hardware {
                 exchange.stage = Stage::Ending;
                 let told = exchange.card.as_ref().map_or(Ok(()), ConnectionId::disconnect);
                 if told.is_err() {
-                    // No event would come; the kernel ends it with the identifier.
+                    // There would be no event; the kernel ends the connection with the identifier.
                     cm.tell(id, CmEvent::Disconnected { id });
                     cm.exchanges.remove(id.0);
                 }
@@ -333,7 +333,7 @@ impl Hardware {
             }
             Stage::Accepted => {
                 let qp = exchange.qp;
-                // The kernel rejects with the identifier what the peer may call established already.
+                // The kernel ends the identifier with a reject, although the peer may consider the connection established.
                 cm.tell(id, CmEvent::Disconnected { id });
                 cm.exchanges.remove(id.0);
                 self.fail_qp(qp);
@@ -367,7 +367,7 @@ impl Hardware {
         self.connections.as_mut()?.events.take(id)
     }
 
-    /// The connections, for which librdmacm is loaded.
+    /// The connections; loads librdmacm if necessary.
     fn cm(&mut self) -> Result<&mut Connections, Error> {
         if self.is_gone {
             return Err(self.gone());
@@ -397,7 +397,7 @@ impl Hardware {
         })
     }
 
-    /// What was asked for by a request that can be answered.
+    /// The parameters of a request that can be answered.
     fn asked_for(&mut self, id: CmId) -> Result<(QpType, ConnectionTerms), Error> {
         let cm = self.connections.as_ref().ok_or_else(|| gone(id))?;
         let exchange = cm.exchanges.get(id.0).ok_or_else(|| gone(id))?;
@@ -409,7 +409,7 @@ impl Hardware {
         Ok((exchange.qp_type, terms))
     }
 
-    /// A queue pair that can be connected.
+    /// Checks that a queue pair can be connected.
     fn connectable(&mut self, qp: Qp) -> Result<(), Error> {
         let queue_pair = self.qp(qp)?;
         match queue_pair.qp_type {
@@ -432,7 +432,7 @@ impl Hardware {
         cm.exchanges.iter_with_handles().find(|(_, exchange)| exchange.qp == Some(qp)).map(|(at, _)| CmId(at))
     }
 
-    /// A queue pair is about to go, and its connection with it.
+    /// A queue pair is about to be destroyed, and its connection with it.
     pub(super) fn release_connection(&mut self, qp: Qp) {
         if let Some(id) = self.connection_of(qp)
             && let Err(error) = self.disconnect(id)
@@ -441,13 +441,13 @@ impl Hardware {
         }
     }
 
-    /// The kernel's connection manager takes the first partition.
+    /// The kernel's connection manager uses the first partition.
     fn only_partition(&self, index: usize) -> Result<(), Error> {
         self.port.pkey(index)?;
         if index == 0 { Ok(()) } else { Err(Error::Unsupported(Feature::PartitionOfCard)) }
     }
 
-    /// It takes the largest path MTU that the interface allows.
+    /// It uses the largest path MTU that the interface allows.
     fn only_path_mtu(&self, path_mtu: PathMtu, peer: IpAddr) -> Result<(), Error> {
         let is_ipv6 = Gid::from(peer.to_canonical()).is_ipv6();
         let needed = path_mtu.required_l3_mtu(is_ipv6);
@@ -476,14 +476,14 @@ impl Connections {
         all.filter(|(_, exchange)| which(exchange)).map(|(handle, _)| CmId(handle)).collect()
     }
 
-    /// Takes back a request that the application has not seen. Returns whether there was one.
+    /// Removes a request that the application has not seen. Returns whether there was one.
     fn forget_request(&mut self, id: CmId) -> bool {
         let channel = self.exchanges.get(id.0).and_then(|exchange| exchange.channel);
         let is_it = |event: &CmEvent| matches!(event, CmEvent::ConnectionRequest(r) if r.id == id);
         self.events.forget(channel, is_it)
     }
 
-    /// Says no to a request, or to a search.
+    /// Rejects a request, or a search.
     fn refuse(&mut self, id: CmId, private_data: &[u8]) {
         if let Some(exchange) = self.exchanges.remove(id.0)
             && let Some(card) = &exchange.card

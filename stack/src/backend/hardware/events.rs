@@ -27,7 +27,7 @@ impl Hardware {
         Ok(event)
     }
 
-    /// Takes the asynchronous events that there are, and those of the completion channel.
+    /// Processes pending asynchronous events, and those of the completion channel.
     #[cold]
     pub(super) fn look_for_events(&mut self) -> Result<(), Error> {
         self.polls_to_look = LOOK_POLLS;
@@ -56,7 +56,7 @@ impl Hardware {
         if self.is_gone { Err(self.gone()) } else { Ok(()) }
     }
 
-    /// Completion queues that were armed on the card.
+    /// Processes the events of completion queues that were armed on the card.
     pub(super) fn take_channel_events(&mut self) -> Result<(), Error> {
         for _ in 0..EVENTS_AT_ONCE {
             let Some(tag) = self.channel.event()? else { break };
@@ -109,7 +109,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// A shared receive queue takes nothing more: its queue pairs are at their end.
+    /// A shared receive queue has failed: its queue pairs have received the last WQE.
     fn fail_srq(&mut self, element: u64) {
         tracing::warn!(device = self.device.name(), "a shared receive queue has failed");
         let srq = self.srqs.iter_with_handles().find(|(_, srq)| srq.card.id() == element);
@@ -134,7 +134,7 @@ impl Hardware {
         self.raise(event(qp));
     }
 
-    /// The device is gone: nothing that is posted completes any more but here.
+    /// The device is gone: posted work requests are completed only here.
     #[cold]
     fn fail(&mut self) {
         if self.is_gone {
@@ -142,7 +142,7 @@ impl Hardware {
         }
         tracing::warn!(device = self.device.name(), "the device has failed, or was removed");
         self.raise(Event::DeviceFatal);
-        // What the card has completed before it went.
+        // Completions of the card from before.
         for place in 0..self.live_cqs.len() {
             if let Err(error) = self.drain(self.live_cqs[place]) {
                 tracing::debug!("completions of a device that is gone: {error}");
@@ -155,7 +155,7 @@ impl Hardware {
         }
     }
 
-    /// Ends all that is posted to a queue pair.
+    /// Flushes all work requests posted to a queue pair.
     pub(super) fn flush(&mut self, qp: Qp) {
         loop {
             let Some(queue_pair) = self.qps.get_mut(qp.0) else { return };
@@ -176,7 +176,7 @@ impl Hardware {
     }
 }
 
-/// Nothing goes on with this device.
+/// The error of all verbs on this device.
 #[cold]
 pub(super) fn gone(device: &Device) -> Error {
     let source = std::io::Error::from_raw_os_error(rustix::io::Errno::NODEV.raw_os_error());
@@ -186,5 +186,5 @@ pub(super) fn gone(device: &Device) -> Error {
     ferroce_driver::Error::Verbs { call, device, source, remedy }.into()
 }
 
-/// A device that tells more in one look is looked at again in the next poll.
+/// A device with more events is checked again in the next poll.
 const EVENTS_AT_ONCE: usize = 256;

@@ -34,7 +34,7 @@ impl HardwareWindow {
     }
 }
 
-/// What a bind opens.
+/// The range that a bind grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WindowBinding {
     pub(super) region: Mr,
@@ -88,7 +88,7 @@ impl Hardware {
         let card = Region::new(&domain, memory, rights, iova)
             .map_err(|(memory, source)| RegisterError { memory, source: source.into() })?;
         let inserted = self.named.mrs.insert_with(|_| HardwareRegion { card, pd, iova });
-        // There is room, as was just seen.
+        // There is room, as just checked.
         inserted.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
     }
 
@@ -141,7 +141,7 @@ impl Hardware {
         Ok(window.bound.map(|bound| bound.remote))
     }
 
-    /// A work request on a window has ended.
+    /// Completes a work request on a window.
     #[cold]
     pub(super) fn complete_window(&mut self, work: WindowWork, has_succeeded: bool) {
         match work {
@@ -155,7 +155,7 @@ impl Hardware {
         }
     }
 
-    /// The window with this key is bound no longer.
+    /// The window with this key is no longer bound.
     #[cold]
     pub(super) fn revoke(&mut self, rkey: u32) {
         let has_key = |window: &&mut HardwareWindow| {
@@ -219,7 +219,7 @@ impl Hardware {
     }
 }
 
-/// The rights of a region as the card has them.
+/// The card's form of a region's rights.
 fn region_rights(rights: Access) -> Result<u32, Error> {
     if rights.contains(Access::REMOTE_INVALIDATE) {
         return Err(Error::Unsupported(Feature::RemoteInvalidate));
@@ -232,7 +232,7 @@ fn region_rights(rights: Access) -> Result<u32, Error> {
     Ok(local | bind | remote_rights(rights))
 }
 
-/// Those of peers: of regions, windows and queue pairs.
+/// The rights of peers, for regions, windows and queue pairs.
 pub(super) fn remote_rights(rights: Access) -> u32 {
     let table = [
         (Access::REMOTE_WRITE, access::REMOTE_WRITE),

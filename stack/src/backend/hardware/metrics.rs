@@ -1,4 +1,4 @@
-//! What is counted, and showing it to others.
+//! Counters, and their export.
 
 use ferroce_driver::Stats;
 use ferroce_driver::rnic::PortCounters;
@@ -9,7 +9,7 @@ use crate::telemetry::exporter::Exporter;
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::{Error, QpState};
 
-/// Tells the counters of a port that are among ours.
+/// Passes the counters of a port that this crate has too to `tell`.
 pub(super) fn read(card: &PortCounters, mut tell: impl FnMut(Counter, u64)) {
     card.read(|place, value| {
         if let Some(counter) = Counter::all().nth(place) {
@@ -19,7 +19,7 @@ pub(super) fn read(card: &PortCounters, mut tell: impl FnMut(Counter, u64)) {
 }
 
 impl Hardware {
-    /// The card moves the frames, and tells nobody how many.
+    /// The card moves the frames, and does not report their number.
     pub(crate) fn driver_stats(&self) -> Stats {
         Stats::default()
     }
@@ -28,7 +28,7 @@ impl Hardware {
         &self.counters
     }
 
-    /// Reads what the kernel counts, of all that use the port.
+    /// Reads the kernel's counters, which cover all users of the port.
     pub(super) fn count(&mut self) {
         let Hardware { card_counters, counted_before, counters, .. } = self;
         read(card_counters, |counter, value| {

@@ -1,4 +1,4 @@
-//! A port of a card, its tables, and what the card can do.
+//! A port of a card, its tables, and the device's capabilities.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::verbs::{
     Config, DeviceAttributes, Error, Feature, GidEntry, MAX_MESSAGE, MAX_RD_ATOMIC, PkeyTable, Port,
 };
 
-/// A port of an RNIC that is open.
+/// An open port of an RNIC.
 #[derive(Debug)]
 pub struct RnicPort {
     pub(super) device: Device,
@@ -30,12 +30,12 @@ pub struct RnicPort {
     pub(super) cm_functions: Option<CmFunctions>,
 }
 
-/// The rows of the card's GID table that are ours.
+/// The rows of the card's GID table in use.
 #[derive(Debug)]
 pub(super) struct GidRows {
-    /// The row of each entry of ours.
+    /// The row of each local entry.
     pub(super) rows: Vec<GidRow>,
-    /// The only one that is wanted.
+    /// The only wanted one.
     only: Option<u8>,
     roce_v1: bool,
 }
@@ -44,24 +44,24 @@ pub(super) struct GidRows {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GidRow {
     pub(super) index: u8,
-    /// The interface that has the address: the card's, or that of a VLAN on it; 0 where the kernel tells none.
+    /// The interface with the address: the card's, or that of a VLAN on it; 0 if the kernel reports none.
     pub(super) interface: u32,
-    /// The kernel has not taken it out of the table.
+    /// The kernel has not removed it from the table.
     pub(super) is_there: bool,
 }
 
 impl RnicPort {
-    /// Opens a port of the device `name` by libibverbs: `number`, or its first one that speaks RoCE. `gid` is the only row
-    /// of the GID table that is used, if it is given.
+    /// Opens a port of the device `name` with libibverbs: port `number`, or its first RoCE port. `gid`, if given, is the
+    /// only GID table entry in use.
     ///
     /// # Errors
     /// [`Error::Driver`] with [`NoVerbs`](ferroce_driver::Error::NoVerbs), [`NoRnic`](ferroce_driver::Error::NoRnic) or
-    /// [`Verbs`](ferroce_driver::Error::Verbs); [`Error::Invalid`] for a port or a row that there is not.
+    /// [`Verbs`](ferroce_driver::Error::Verbs); [`Error::Invalid`] for a port or an entry that does not exist.
     pub fn open(name: &str, number: Option<u8>, gid: Option<u8>) -> Result<RnicPort, Error> {
         RnicPort::open_by(&Verbs::load()?, name, number, gid)
     }
 
-    /// The same by a libibverbs that is loaded already.
+    /// The same with a libibverbs that is already loaded.
     ///
     /// # Errors
     /// As [`open`](RnicPort::open).
@@ -100,7 +100,7 @@ impl RnicPort {
         let interface = found.gids.iter().find_map(|gid| gid.interface).unwrap_or(0);
         let membership = Membership::new(interface, &capabilities.addresses);
         let (number, limits, is_rxe) = (found.number, details.limits, details.is_rxe());
-        // rdma_rxe says 8 MiB, and carries longer ones.
+        // rdma_rxe reports 8 MiB, and supports longer ones.
         let max_message = match found.max_message {
             most if !is_rxe && most > 0 => most.min(MAX_MESSAGE),
             _ => MAX_MESSAGE,
@@ -119,14 +119,14 @@ impl RnicPort {
         })
     }
 
-    /// Connects by a librdmacm that is loaded already, in place of the system's.
+    /// Uses a librdmacm that is already loaded, instead of the system's, for connections.
     #[must_use]
     pub fn connections_by(mut self, functions: &CmFunctions) -> RnicPort {
         self.cm_functions = Some(functions.clone());
         self
     }
 
-    /// What the card says of itself.
+    /// The properties that the card reports.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -149,7 +149,7 @@ impl RnicPort {
     }
 }
 
-/// The tables of a port, and the row of the card's that each GID is.
+/// The tables of a port, and the card's row of each GID.
 fn table(
     name: &str,
     port: &CardPort,
@@ -177,13 +177,13 @@ fn table(
     if let Some(interface) = base {
         (capabilities.mac, capabilities.mtu) = (interface.mac, interface.mtu);
     } else if let Some(path_mtu) = port.path_mtu {
-        // The interface is in another namespace, or there is no address on it.
+        // The interface is in another namespace, or has no address.
         capabilities.mtu = path_mtu + MAX_HEADERS;
     }
     if let Some(path_mtu) = port.path_mtu
         && PathMtu::largest_for(capabilities.mtu, false).is_some_and(|largest| largest.bytes() > path_mtu)
     {
-        // The card wants more room for headers than a packet here has.
+        // The card reserves more room for headers than a packet here has.
         capabilities.mtu = path_mtu + MAX_HEADERS;
     }
     let mut table = Port::new(&capabilities, false);
@@ -193,7 +193,7 @@ fn table(
     Ok((table, GidRows { rows, only, roce_v1: true }))
 }
 
-/// The GIDs of a port with their rows, or one alone: RoCE v2 first, as in software.
+/// The GIDs of a port with their rows, or only one: RoCE v2 first, as in software.
 fn gids(port: &CardPort, only: Option<u8>, interfaces: &[Interface]) -> Vec<(GidRow, GidEntry)> {
     let mut found = Vec::new();
     for kind in [RnicGidKind::RoceV2, RnicGidKind::RoceV1] {
@@ -238,7 +238,7 @@ impl Hardware {
         &self.port
     }
 
-    /// The tables are the kernel's, which changes them when addresses come and go.
+    /// The tables are the kernel's, which changes them when addresses are added and removed.
     pub(crate) fn add_gid(&mut self, _: GidEntry) -> Result<usize, Error> {
         Err(Error::Unsupported(Feature::TablesOfCard))
     }
@@ -260,7 +260,7 @@ impl Hardware {
         &self.capabilities
     }
 
-    /// Takes over what the kernel has changed. Rows that there were keep their places, for queue pairs name them.
+    /// Applies the kernel's changes. Existing rows keep their places, because queue pairs refer to them.
     pub(super) fn refresh_port(&mut self) -> Result<(), Error> {
         let details = self.device.details()?;
         let Some(port) = details.ports.iter().find(|port| port.number == self.port_number) else {

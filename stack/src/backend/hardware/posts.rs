@@ -1,4 +1,4 @@
-//! Work requests as they are posted: checked, kept, and given to the card.
+//! Posting work requests: they are checked, recorded, and passed to the card.
 
 use arrayvec::ArrayVec;
 use ferroce_driver::rnic::{
@@ -36,7 +36,7 @@ impl Hardware {
     pub(crate) fn post_sends(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<(), PostError> {
         let mut posted = 0;
         while let Some(rest) = wrs.get(posted..).filter(|rest| !rest.is_empty()) {
-            // The key of a bind follows from that of the bind before it.
+            // The key of a bind depends on the previous bind.
             let result = match rest {
                 [only] | [only @ SendWorkRequest { op: SendOp::BindMw { .. }, .. }, ..] => {
                     self.post_send(qp, only).map(|()| 1).map_err(not_one)
@@ -48,7 +48,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// Posts sends at once, up to [`CHUNK`] and up to the next bind. Returns how many.
+    /// Posts sends at once, up to [`CHUNK`] and up to the next bind. Returns their number.
     fn post_chunk(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<usize, PostError> {
         let (queue_pair, named, attributes, pieces) = self.send_queue(qp).map_err(not_one)?;
         let mut requests = ArrayVec::<_, CHUNK>::new();
@@ -62,7 +62,7 @@ impl Hardware {
         }
     }
 
-    /// A queue pair that takes sends, what they name, what the device can do, and room for the pieces.
+    /// A queue pair that accepts sends, the objects and capabilities to check them, and storage for the pieces.
     #[inline(always)]
     fn send_queue(
         &mut self,
@@ -128,17 +128,17 @@ impl Hardware {
     }
 }
 
-/// Nothing of a list is posted.
+/// No work request of the list was posted.
 fn not_one(source: Error) -> PostError {
     PostError { posted: 0, source }
 }
 
-/// Where a request goes that was kept last.
+/// The destination of a recorded request.
 trait Give<'a> {
     fn give(self, queue_pair: &mut HardwareQp, request: SendRequest<'a>) -> Result<(), Error>;
 }
 
-/// To the card.
+/// The card, immediately.
 struct AtOnce;
 
 impl<'a> Give<'a> for AtOnce {
@@ -151,7 +151,7 @@ impl<'a> Give<'a> for AtOnce {
     }
 }
 
-/// Into a list, which goes to the card as a whole.
+/// A list, which is passed to the card as a whole.
 impl<'a> Give<'a> for &mut ArrayVec<SendRequest<'a>, CHUNK> {
     #[inline(always)]
     fn give(self, _: &mut HardwareQp, request: SendRequest<'a>) -> Result<(), Error> {
@@ -161,7 +161,7 @@ impl<'a> Give<'a> for &mut ArrayVec<SendRequest<'a>, CHUNK> {
 }
 
 impl NamedObjects {
-    /// Adds work requests to a list, up to the first that is wrong, or a bind.
+    /// Adds work requests to a list, up to the first invalid one, or a bind.
     #[inline(always)]
     fn keep_all<'a>(
         &'a self,
@@ -180,7 +180,7 @@ impl NamedObjects {
         Ok(())
     }
 
-    /// Checks a work request, keeps it in the send queue, and gives it on as the card takes it.
+    /// Checks a work request, records it in the send queue, and passes it on in the card's form.
     #[inline(always)]
     fn keep<'a>(
         &'a self,
@@ -190,7 +190,7 @@ impl NamedObjects {
         room: &'a mut [Piece; SGES],
         give: impl Give<'a>,
     ) -> Result<(), Error> {
-        // The two that are posted most have code of their own, in which all that follows from the kind is known.
+        // The two most common kinds have separate code, in which the properties of the kind are constants.
         match wr.op {
             SendOp::Write(to) => self
                 .keep_of(&kind::WRITE, queue_pair, wr, room, give, |_| Ok(SendOperation::Write(remote(to)))),
@@ -201,7 +201,7 @@ impl NamedObjects {
         }
     }
 
-    /// The same of any kind.
+    /// The same for any kind.
     #[inline(never)]
     fn keep_other<'a>(
         &'a self,
@@ -219,7 +219,7 @@ impl NamedObjects {
         self.keep_of(kind, queue_pair, wr, room, give, |queue_pair| self.operation(queue_pair, wr.op))
     }
 
-    /// The same of one kind, which may be known when this is compiled; `operation` says what is done, once it is kept.
+    /// The same for one kind, which may be a constant; `operation` returns the card's operation once it is recorded.
     #[inline(always)]
     fn keep_of<'a>(
         &'a self,
@@ -246,9 +246,9 @@ impl NamedObjects {
                 give,
             )
         };
-        // What of the local memory is known in each arm, the compiler knows in the rest too.
+        // Properties of the local memory that are known in each arm are known to the compiler in the rest too.
         match wr.data {
-            // Every queue takes one piece.
+            // Every queue accepts one piece.
             Data::Sges([sge]) if kind.length.is_none() && sge.length <= queue_pair.max_message => {
                 room[0] = piece(&self.mrs, sge)?;
                 let regions = Regions { first: sge.mr.0.index, count: 1 };
@@ -266,7 +266,7 @@ impl NamedObjects {
         }
     }
 
-    /// What the work request does that was kept last.
+    /// The card's operation of the work request recorded last.
     #[inline(never)]
     fn operation(&self, queue_pair: &mut HardwareQp, op: SendOp) -> Result<SendOperation<'_>, Error> {
         Ok(match op {
@@ -303,7 +303,7 @@ impl NamedObjects {
                     access: remote_rights(access),
                 })
             }
-            // `check` has refused them, for the device has neither.
+            // `check` has refused them, because the device has neither.
             SendOp::Flush { .. } => return Err(Error::Unsupported(Feature::Flush)),
             SendOp::AtomicWrite(_) => return Err(Error::Unsupported(Feature::AtomicWrite)),
         })
@@ -317,7 +317,7 @@ impl NamedObjects {
 }
 
 impl HardwareQp {
-    /// Adds what was checked to the send queue, and gives it on.
+    /// Adds a checked request to the send queue, and passes it on.
     #[inline(always)]
     fn add<'a>(
         &mut self,
@@ -350,17 +350,17 @@ impl HardwareQp {
     }
 }
 
-/// Where receives are posted: to a queue pair, or to a shared receive queue.
+/// A queue for receives: of a queue pair, or a shared receive queue.
 trait TakesReceives {
-    /// For how many it has room.
+    /// The number of receives for which it has room.
     fn free(&self) -> u32;
-    /// That it has none.
+    /// The error that it is full.
     fn full(&self) -> Error;
     /// The places for the regions of the next one, if there is room for it.
     fn next_regions(&mut self) -> &mut [u32];
-    /// Keeps one, for which there is room and whose regions are in their places, and returns the card's number of it.
+    /// Records one, for which there is room and whose regions are in their places, and returns its number on the card.
     fn keep(&mut self, wr_id: u64, regions: Regions) -> u64;
-    /// Forgets the last one that was kept, by that number.
+    /// Removes the last one, by that number.
     fn give_back(&mut self, number: u64);
     fn post(&self, requests: &mut [ReceiveRequest<'_>]) -> Result<(), PostRefused>;
 }
@@ -449,7 +449,7 @@ fn post_receives(
     Ok(())
 }
 
-/// Adds receives to a list, up to the first that is wrong.
+/// Adds receives to a list, up to the first invalid one.
 #[inline(always)]
 fn keep_receives<'a>(
     queue: &mut impl TakesReceives,
@@ -461,7 +461,7 @@ fn keep_receives<'a>(
     wrs.iter().zip(pieces).try_for_each(|(wr, room)| keep_receive(queue, mrs, wr, room, requests))
 }
 
-/// Checks a receive, for which there is room, keeps it, and adds it to a list as the card takes it.
+/// Checks a receive, for which there is room, records it, and adds it to a list in the card's form.
 #[inline(always)]
 fn keep_receive<'a>(
     queue: &mut impl TakesReceives,
@@ -470,7 +470,7 @@ fn keep_receive<'a>(
     room: &'a mut [Piece; SGES],
     requests: &mut ArrayVec<ReceiveRequest<'a>, CHUNK>,
 ) -> Result<(), Error> {
-    // The longest one goes below, where all lengths are checked.
+    // The longest one is handled below, where all lengths are checked.
     if let [sge] = wr.sges
         && sge.length < MAX_MESSAGE
     {
@@ -484,7 +484,7 @@ fn keep_receive<'a>(
     Ok(())
 }
 
-/// Writes the pieces of a work request as the card takes them. Returns the regions, whose places but the first's are
+/// Writes the pieces of a work request in the card's form. Returns the regions, whose places except the first's are
 /// `places`, and the length.
 #[inline(never)]
 fn translate(

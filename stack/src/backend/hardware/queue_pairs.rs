@@ -19,26 +19,26 @@ pub(super) struct HardwareQp {
     pub(super) send_cq: Cq,
     pub(super) recv_cq: Cq,
     pub(super) srq: Option<Srq>,
-    /// The last that is known; the card changes it too.
+    /// The last known state; the card can change it too.
     pub(super) state: QpState,
     pub(super) sq: WorkQueue,
     pub(super) rq: WorkQueue,
-    /// What all completions of its sends have in common.
+    /// The common fields of all completions of its sends.
     pub(super) sent: WorkCompletion,
-    /// The same of its receives: the peer's number too, once it has one, for cards tell that of a datagram's sender alone.
+    /// The same for its receives, with the peer's QPN once known, because cards report it only for datagrams.
     pub(super) received: WorkCompletion,
     /// 1 for UD, 0 for others.
     pub(super) is_ud: u32,
     pub(super) signal_all: bool,
     pub(super) max_inline: u32,
-    /// The longest message: one packet of a datagram.
+    /// The longest message: one packet for a datagram.
     pub(super) max_message: u32,
     pub(super) groups: Vec<Gid>,
-    /// What it was told, as the card does not tell it in our words.
+    /// The attributes set, which the card does not report in this form.
     pub(super) told: Told,
 }
 
-/// What a queue pair was told by its transitions.
+/// The attributes that transitions have set.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Told {
     pub(super) access: Access,
@@ -53,12 +53,12 @@ pub(super) struct Told {
 }
 
 impl HardwareQp {
-    /// How many outstanding work requests name a region.
+    /// How many outstanding work requests refer to a region.
     pub(super) fn users_of(&self, mr: Mr) -> u32 {
         self.sq.users_of(mr.0.index) + self.rq.users_of(mr.0.index)
     }
 
-    /// Fails if the state is none of `allowed`.
+    /// Fails unless the state is in `allowed`.
     pub(super) fn require(
         &self,
         verb: &'static str,
@@ -71,7 +71,7 @@ impl HardwareQp {
         Err(Error::State { qpn: self.qpn, verb, state: self.state, expected })
     }
 
-    /// What it was is over.
+    /// Clears its state.
     pub(super) fn forget(&mut self) {
         self.sq.clear();
         self.rq.clear();
@@ -97,7 +97,7 @@ impl Hardware {
         if self.qps.is_full() {
             return Err(full);
         }
-        // No more than asked for: what a card has room for depends on more than the limit that it tells.
+        // Not more than requested: a card's limits depend on more than it reports.
         let (sends, receives) = (config.max_send_wr, config.max_recv_wr);
         let card = QueuePair::new(
             &domain,
@@ -170,7 +170,7 @@ impl Hardware {
         }
         self.release_connection(qp);
         let (send_cq, recv_cq) = self.qp(qp).map(|qp| (qp.send_cq, qp.recv_cq))?;
-        // With the card's queue pair goes what it has completed, and the receives that were taken from a shared queue.
+        // The card's queue pair is destroyed with its completions, and with receives taken from a shared queue.
         self.purge(qp, send_cq, recv_cq);
         let Some(removed) = self.qps.remove(qp.0) else { return Err(Error::invalid_handle("QP", qp.0)) };
         let HardwareQp { card, qpn, srq, .. } = removed;
@@ -186,12 +186,12 @@ impl Hardware {
         Ok(())
     }
 
-    /// Forgets the completions of a queue pair that is destroyed or reset. Those that the card still has are known by their
+    /// Removes the completions of a queue pair that is destroyed or reset. Those still on the card are recognised by their
     /// numbers.
     pub(super) fn purge(&mut self, qp: Qp, send_cq: Cq, recv_cq: Cq) {
         for cq in [send_cq, recv_cq] {
             if let Err(error) = self.drain(cq.0.index) {
-                // The next poll says so too.
+                // The next poll reports it too.
                 tracing::debug!("completions of a queue pair that is given up: {error}");
             }
             if let Some(queue) = self.cqs.get_mut(cq.0) {

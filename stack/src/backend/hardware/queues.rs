@@ -8,18 +8,18 @@ use super::work::{QueueKind, Regions, WorkId};
 use super::{Completions, Hardware, HardwareCq, HardwareSrq};
 use crate::verbs::{Cq, Error, Handle, MAX_CQE, Mr, Notify, Srq, SrqAttributes, SrqConfig, WorkCompletion};
 
-/// Completions of work requests whose success is not told, which make room in a send queue: so many of each at most are on
-/// the way, for one in half a queue is told of.
+/// Completions of unsignaled work requests, which free room in a send queue: at most this many of each queue are
+/// outstanding, because one per half queue is signaled.
 const SILENT_OF_EACH: u32 = 3;
-/// Polls of a context that leave it to the application to take the completions of a queue where it has just looked: two, for
-/// it may look at its queues in turn.
+/// The polls of a context that leave it to the application to take the completions of a queue that it has just polled: two,
+/// because it may poll its queues in turn.
 const POLLS_TO_DRAIN: u8 = 2;
 
 /// The receives of a shared receive queue, which complete in any order.
 pub(super) struct ReceiveSlots {
     slots: Box<[(u64, u8)]>,
     regions: Box<[u32]>,
-    /// The card's number of the one in slot 0.
+    /// The card's number of the receive in slot 0.
     first_id: u64,
     max_sge: u32,
     free: Vec<u32>,
@@ -44,7 +44,7 @@ impl ReceiveSlots {
         self.depth() - self.free.len() as u32
     }
 
-    /// For how many it has room.
+    /// The number of receives for which it has room.
     pub(super) fn free(&self) -> u32 {
         self.free.len() as u32
     }
@@ -57,7 +57,7 @@ impl ReceiveSlots {
         self.regions.get_mut(first..first + count).unwrap_or_default()
     }
 
-    /// Keeps one, for which there is room, and whose regions are in their places. Returns the card's number of it.
+    /// Adds one, for which there is room, and whose regions are in their places. Returns its number on the card.
     #[inline(always)]
     pub(super) fn push(&mut self, wr_id: u64, regions: Regions) -> u64 {
         if regions.count > 0
@@ -70,7 +70,7 @@ impl ReceiveSlots {
         self.first_id | u64::from(slot)
     }
 
-    /// Takes back the receive of a slot, by its number.
+    /// Removes the receive of a slot, by its number.
     pub(super) fn complete(&mut self, slot: u32) -> Option<u64> {
         let (wr_id, regions) = self.slots.get_mut(slot as usize)?;
         if *regions == FREE {
@@ -90,7 +90,7 @@ impl ReceiveSlots {
     }
 }
 
-/// No receive is in the slot.
+/// The slot is free.
 const FREE: u8 = u8::MAX;
 
 impl Hardware {
@@ -101,7 +101,7 @@ impl Hardware {
         }
         let full = Error::Exhausted { kind: "CQ", limit: self.cqs.capacity(), setting: "max_cqs" };
         let Some(index) = self.cqs.next_index() else { return Err(full) };
-        // Room beside what was asked for, whichever queue pairs complete here.
+        // Room in addition to the requested, for whichever queue pairs complete here.
         let silent = SILENT_OF_EACH.saturating_mul(self.qps.capacity() as u32);
         let on_card = capacity.saturating_add(silent).min(self.limits.max_cqe);
         let card = CompletionQueue::new(on_card, &self.channel, index as usize)?;
@@ -131,7 +131,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// Whoever polls the context does so no longer: nobody goes on waiting for completions.
+    /// The context is no longer polled: no thread should wait for completions.
     pub(crate) fn wake_channels(&mut self) {
         self.cqs.iter_mut().for_each(|cq| cq.queue.wake_waiting());
     }

@@ -1,7 +1,7 @@
-//! How queue pairs move from state to state.
+//! State transitions of queue pairs.
 //!
-//! The kernel looks for the next hop of an address itself, inside `ibv_modify_qp`: a move to RTR takes as long as ARP does,
-//! if the kernel's neighbour table does not have the answer.
+//! The kernel resolves the next hop of an address itself, inside `ibv_modify_qp`: a transition to RTR takes as long as ARP,
+//! if the kernel's neighbour table has no entry.
 
 use ferroce_driver::rnic::{Address, QueuePairChange};
 use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
@@ -154,7 +154,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// An address as the card takes it, with everything checked that we know better.
+    /// An address in the card's form, after the checks that give better errors here.
     pub(super) fn way(&self, address: &AddressVector) -> Result<Address, Error> {
         if address.mac.is_some() {
             return Err(Error::Unsupported(Feature::ChosenNextHop));
@@ -174,7 +174,7 @@ impl Hardware {
         })
     }
 
-    /// Names the peer whose next hop the kernel has looked for in vain.
+    /// Names the peer whose next hop the kernel could not resolve.
     pub(super) fn unreached(&self, peer: Gid, error: Error) -> Error {
         let Error::Driver(error) = error else { return error };
         Error::Driver(error.remedied(|source| {

@@ -1,4 +1,4 @@
-//! How long a context has nothing to do, and waiting until it has: inside, or by its file descriptor.
+//! How long a context is idle, and waiting: inside, or on its file descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::task::Waker;
@@ -11,7 +11,7 @@ use crate::telemetry::exporter::Exporter;
 use crate::verbs::{Error, EventSource, Unreachable};
 
 impl Hardware {
-    /// A card has timers of its own; those of connections that are given up are here.
+    /// A card has its own timers; the limits of connection attempts are here.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
         self.next_connection_deadline()
     }
@@ -31,7 +31,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// Asks the card for an event with the next completion of any queue. Returns `false` if there is one already.
+    /// Requests an event for the next completion of any queue. Returns `false` if there is one already.
     fn request_events(&mut self) -> Result<bool, Error> {
         if self.is_gone {
             return Err(self.gone());
@@ -41,7 +41,7 @@ impl Hardware {
             if let Some(cq) = self.cqs.at_mut(index) {
                 cq.card.request_event(cq.solicited_only)?;
             }
-            // What came before the request raises no event.
+            // Completions before the request raise no event.
             if self.drain(index)? > 0 {
                 return Ok(false);
             }
@@ -72,7 +72,7 @@ impl Hardware {
         armed.map_err(|source| Error::waiting(&self.capabilities.interface, source))
     }
 
-    /// Makes the descriptor unreadable, before the poll looks at what made it readable.
+    /// Makes the descriptor unreadable, before the poll processes the events.
     #[cold]
     pub(super) fn end_wait(&mut self) -> Result<(), Error> {
         self.armed = false;
@@ -86,7 +86,7 @@ impl Hardware {
         self.readiness.as_fd()
     }
 
-    /// The kernel looks for next hops inside the verbs that need them.
+    /// The kernel resolves next hops inside the verbs that need them.
     pub(crate) fn awaits_next_hop(&self, source: EventSource) -> Result<bool, Error> {
         match source {
             EventSource::Qp(qp) if self.qps.get(qp.0).is_none() => Err(Error::invalid_handle("QP", qp.0)),

@@ -1,4 +1,4 @@
-//! The card's numbers of work requests, and what is kept of each until it completes.
+//! The card's numbers of work requests, and the record of each until it completes.
 
 use std::collections::VecDeque;
 
@@ -7,20 +7,20 @@ use ferroce_driver::rnic::Piece;
 use super::memory::WindowBinding;
 use crate::verbs::{Error, Handle, Mw, WcOpcode};
 
-/// Work requests that go to the card at once, and pieces of each at most.
+/// The most work requests passed to the card at once, and pieces of each.
 pub(super) const CHUNK: usize = 16;
 pub(super) const SGES: usize = 32;
 
-/// Room for the pieces of so many work requests.
+/// Storage for the pieces of this many work requests.
 pub(super) type PieceRoom = [[Piece; SGES]; CHUNK];
 
-/// Where a work request is kept: what the card has as its `wr_id`.
+/// The position of a work request's record: the card's `wr_id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkId {
     pub(super) queue: QueueKind,
     /// Of the queue pair, or of the shared receive queue.
     pub(super) index: u32,
-    /// The low bits of its generation: a completion that is older than the object is known.
+    /// The low bits of its generation: a completion of an earlier object is recognised.
     generation: u32,
     /// In the queue, or of the slot.
     pub(super) position: u32,
@@ -38,14 +38,14 @@ const GENERATION_BITS: u32 = 10;
 const GENERATIONS: u32 = (1 << GENERATION_BITS) - 1;
 
 impl WorkId {
-    /// How many objects can be told apart.
+    /// The most objects that can be distinguished.
     pub(super) const OBJECTS: u32 = 1 << INDEX_BITS;
 
     fn new(queue: QueueKind, handle: Handle, position: u32) -> WorkId {
         WorkId { queue, index: handle.index, generation: handle.generation & GENERATIONS, position }
     }
 
-    /// What the card has as the number of the work request at position 0; a position is added to it.
+    /// The card's number of the work request at position 0; a position is added to it.
     pub(super) fn first(queue: QueueKind, handle: Handle) -> u64 {
         WorkId::new(queue, handle, 0).to_card()
     }
@@ -56,7 +56,7 @@ impl WorkId {
         u64::from(object) << 32 | u64::from(position)
     }
 
-    /// `None` for what was never given to a card.
+    /// `None` for a number that was never passed to a card.
     #[inline]
     pub(super) fn from_card(number: u64) -> Option<WorkId> {
         let (object, position) = ((number >> 32) as u32, number as u32);
@@ -83,7 +83,7 @@ impl WorkId {
     }
 }
 
-/// What is kept of a work request, and no more, for each is written once and read once.
+/// The record of a work request, kept small because each is written once and read once.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     /// The application's number.
@@ -93,21 +93,20 @@ pub(super) struct Work {
     /// Of a send, in bytes.
     pub(super) length: u32,
     pub(super) opcode: WcOpcode,
-    /// Its success is told.
+    /// Its success is reported.
     pub(super) signaled: bool,
-    /// How many regions it names.
+    /// The number of regions to which it refers.
     regions: u8,
 }
 
-/// What becomes of a window when a work request ends.
+/// The effect on a window when a work request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WindowWork {
     Bind { window: Mw, binding: WindowBinding },
     Invalidate { rkey: u32 },
 }
 
-/// The regions that a work request names: how many, and the slot of the first; the others are where
-/// [`WorkQueue::next_regions`] says.
+/// The regions of a work request: their number, and the slot of the first; the others are in [`WorkQueue::next_regions`].
 #[derive(Clone, Copy, Default)]
 pub(super) struct Regions {
     pub(super) first: u32,
@@ -124,25 +123,25 @@ impl Work {
 /// Work requests in the order in which they complete, and the regions of each.
 pub(super) struct WorkQueue {
     ring: Box<[Work]>,
-    /// One less than the places of the ring, which are a power of two.
+    /// The length of the ring, a power of two, minus one.
     mask: u32,
     /// The positions of the oldest and of the next one.
     tail: u32,
     head: u32,
     pub(super) depth: u32,
-    /// The position of the last one that the card tells of.
+    /// The position of the last one that the card reports.
     told: u32,
     /// The card's number of the one at position 0.
     first_id: u64,
-    /// Those that are about windows, by their positions.
+    /// Those that concern windows, by their positions.
     windows: VecDeque<(u32, WindowWork)>,
     pub(super) max_sge: u32,
-    /// The slots of regions but the first: [`max_sge`](WorkQueue::max_sge) places for each work request.
+    /// The slots of regions except the first: [`max_sge`](WorkQueue::max_sge) places for each work request.
     regions: Box<[u32]>,
 }
 
 impl WorkQueue {
-    /// For `depth` work requests of `max_sge` pieces; `first_id` is of [`WorkId::first`].
+    /// For `depth` work requests of `max_sge` pieces; `first_id` is from [`WorkId::first`].
     pub(super) fn new(first_id: u64, depth: u32, max_sge: u32) -> WorkQueue {
         let places = depth.next_power_of_two() as usize;
         let empty = Work::new(0, WcOpcode::Send, false, Regions::default(), 0);
@@ -165,13 +164,13 @@ impl WorkQueue {
         self.head.wrapping_sub(self.tail)
     }
 
-    /// For how many it has room.
+    /// The number of work requests for which it has room.
     #[inline(always)]
     pub(super) fn free(&self) -> u32 {
         self.depth.saturating_sub(self.len())
     }
 
-    /// That it has none.
+    /// The error that it is full.
     #[cold]
     pub(super) fn full(&self, queue: &'static str) -> Error {
         Error::QueueFull { queue, depth: self.depth }
@@ -182,13 +181,13 @@ impl WorkQueue {
         (position & self.mask) as usize
     }
 
-    /// The places for the regions of the next one: that of the first is not looked at.
+    /// The places for the regions of the next one; that of the first is not used.
     pub(super) fn next_regions(&mut self) -> &mut [u32] {
         let (first, count) = (self.place(self.head) * self.max_sge as usize, self.max_sge as usize);
         self.regions.get_mut(first..first + count).unwrap_or_default()
     }
 
-    /// Adds one, for which there is room, and whose regions are in their places. Returns the card's number of it.
+    /// Adds one, for which there is room, and whose regions are in their places. Returns its number on the card.
     #[inline(always)]
     pub(super) fn push(&mut self, work: Work) -> u64 {
         let place = self.place(self.head);
@@ -198,8 +197,8 @@ impl WorkQueue {
         id
     }
 
-    /// The same of a send, and whether the card is to tell of it: a send queue gets room only by what the card tells, so it
-    /// tells of one in so many that are not signaled.
+    /// The same for a send; also returns whether the card must report it: only reported completions free room in a send
+    /// queue, so one in several unsignaled ones is reported.
     #[inline(always)]
     pub(super) fn push_send(&mut self, work: Work) -> (u64, bool) {
         let tells = work.signaled || self.head.wrapping_sub(self.told) >= self.depth / 2;
@@ -209,7 +208,7 @@ impl WorkQueue {
         (self.push(work), tells)
     }
 
-    /// The last one is about a window.
+    /// The last one concerns a window.
     #[cold]
     pub(super) fn newest_is_of(&mut self, window: WindowWork) {
         let position = self.head.wrapping_sub(1);
@@ -220,7 +219,7 @@ impl WorkQueue {
         self.windows.push_back((position, window));
     }
 
-    /// Takes back the last one, which the card has refused.
+    /// Removes the last one, which the card has refused.
     #[cold]
     pub(super) fn pop_newest(&mut self) {
         if self.len() > 0 {
@@ -228,12 +227,12 @@ impl WorkQueue {
             if self.windows.back().is_some_and(|(position, _)| *position == self.head) {
                 self.windows.pop_back();
             }
-            // What was told before is not known any more, so the card tells of the next.
+            // The position reported before is no longer known, so the card reports the next one.
             self.told = self.head.wrapping_sub(self.depth);
         }
     }
 
-    /// Takes the one at `position` and all before it, which are done too. `None` if it is not outstanding.
+    /// Removes the one at `position` and all before it, which are complete too. `None` if it is not outstanding.
     #[inline(always)]
     pub(super) fn complete(&mut self, position: u32) -> Option<&Work> {
         if position.wrapping_sub(self.tail) >= self.len() {
@@ -248,13 +247,13 @@ impl WorkQueue {
         self.complete(self.tail)
     }
 
-    /// Whether there are any about windows.
+    /// Whether any concern windows.
     #[inline(always)]
     pub(super) fn has_windows(&self) -> bool {
         !self.windows.is_empty()
     }
 
-    /// Takes the oldest of those about windows that have completed, and whether it was at `position`.
+    /// Removes the oldest completed one that concerns a window; also returns whether it was at `position`.
     pub(super) fn pop_window(&mut self, position: u32) -> Option<(WindowWork, bool)> {
         let (at, _) = self.windows.front()?;
         if at.wrapping_sub(self.tail) < self.len() {
@@ -269,7 +268,7 @@ impl WorkQueue {
         self.windows.clear();
     }
 
-    /// How many of the work requests name a region.
+    /// How many of the work requests refer to a region.
     pub(super) fn users_of(&self, region: u32) -> u32 {
         let uses = |n: &u32| {
             let place = self.place(self.tail.wrapping_add(*n));
@@ -292,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_comes_back_as_it_was() {
+    fn a_number_converts_back() {
         for queue in [QueueKind::Send, QueueKind::Receive, QueueKind::Shared] {
             for (index, generation, position) in [(0, 0, 0), (1, 2, 3), (0xf_ffff, 0x3ff, u32::MAX)] {
                 let handle = Handle { index, generation };
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_completes_ends_all_before_it() {
+    fn a_completion_ends_all_before_it() {
         let mut queue = WorkQueue::new(0, 4, 2);
         for round in 0..10u64 {
             for n in 0..4 {
@@ -332,21 +331,21 @@ mod tests {
     }
 
     #[test]
-    fn the_card_tells_of_one_send_in_so_many() {
+    fn the_card_reports_one_in_several_unsignaled_sends() {
         let mut queue = WorkQueue::new(7 << 32, 8, 1);
         let silent = Work::new(0, WcOpcode::Send, false, Regions::default(), 0);
         let told: Vec<bool> = (0..8).map(|_| queue.push_send(silent).1).collect();
         assert_eq!(told, [false, false, false, false, true, false, false, false]);
         assert_eq!(queue.free(), 0);
         assert_eq!((queue.complete(4).is_some(), queue.len()), (true, 3));
-        // One that is refused may have been the one that was to be told of.
+        // A refused one may have been the one to report.
         queue.pop_newest();
         assert_eq!(queue.push_send(silent), (7 << 32 | 7, true));
         assert!(!queue.push_send(silent).1 && queue.push_send(Work { signaled: true, ..silent }).1);
     }
 
     #[test]
-    fn windows_end_with_what_is_behind_them() {
+    fn windows_complete_with_later_work_requests() {
         let mut queue = WorkQueue::new(0, 8, 1);
         queue.head = u32::MAX - 1;
         queue.clear();

@@ -135,7 +135,7 @@ impl Software {
     }
 
     pub(crate) fn disconnect(&mut self, id: CmId) -> Result<(), Error> {
-        // What the application has seen is acknowledged first.
+        // Messages that the application has seen are acknowledged first.
         self.send_owed(None);
         let known = self.with_cm(|cm, verbs| cm.disconnect(id, verbs));
         if known == Some(true) { Ok(()) } else { Err(Error::invalid_handle("connection", id.0)) }
@@ -167,7 +167,7 @@ impl Software {
         Some(then(cm, &mut verbs))
     }
 
-    /// What was asked for, the index of its partition here, and the P_Key that the peer named.
+    /// The parameters of a request, the local index of its partition, and the P_Key of the peer.
     fn asked_for(&mut self, id: CmId) -> Result<(QpType, usize, PKey), Error> {
         let (cm, _) = self.engine.cm_if_used().ok_or_else(|| Error::invalid_handle("connection", id.0))?;
         cm.asked_for(id)
@@ -194,7 +194,7 @@ impl Software {
         Ok((qp, qpn, qp_type))
     }
 
-    /// The way to a peer, and what is known of the next hop.
+    /// The path to a peer, and the state of the next hop.
     fn way_to(
         &mut self,
         to: SocketAddr,

@@ -39,7 +39,7 @@ impl Software {
         let removed = shared.ahs.remove(ah.0).ok_or_else(|| Error::invalid_handle("AH", ah.0))?;
         shared.events.forget(ah.into());
         if let Some(ticket) = removed.hop.ticket() {
-            // Those that wait for others to the same peer tell so again.
+            // Those that wait for other handles of the same peer are queued again.
             shared.scheduler.redeem(ticket);
         }
         Ok(())

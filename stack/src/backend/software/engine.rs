@@ -24,22 +24,22 @@ pub(crate) struct Engine {
     pub(crate) shared: Shared,
     pub(crate) groups: MulticastGroups,
     pub(crate) port: Port,
-    /// Since somebody has asked for connections.
+    /// Created when connections are first used.
     cm: Option<Box<ConnectionManager>>,
     max_connections: u32,
     max_listeners: u32,
     max_cm_channels: u32,
-    /// For ports that are sockets, whose kernel numbers packets and does not tell peers' numbers.
+    /// For ports that are sockets, whose kernel numbers packets and does not report the numbers of received ones.
     identifications: Identifications,
-    /// The last identification that was found out.
+    /// The last identification that was determined.
     identified: u16,
     roce_v1: bool,
     pub(crate) next_hops: NextHops,
-    /// The queue pair number of the frame that was announced last.
+    /// The queue pair number of the last announced frame.
     announced: u32,
-    /// The number and the slot of the queue pair that a frame came for last.
+    /// The number and the slot of the queue pair of the last frame.
     last: Option<(u32, u32)>,
-    /// Where the payload is of the frame that was gathered last, if it stays there.
+    /// The payload of the last gathered frame, if it stays in registered memory.
     gathered: Option<Granted>,
 }
 
@@ -78,7 +78,7 @@ impl Engine {
         Ok(self.port.gids.len() - 1)
     }
 
-    /// How many queue pairs use a P_Key, and how many connections and listeners.
+    /// The numbers of queue pairs, and of connections and listeners, that use a P_Key.
     pub(crate) fn pkey_users(&self, index: usize) -> (usize, usize) {
         let uses = |qp: &&QueuePair| qp.state != QpState::Reset && qp.pkey_index == index;
         let connections = self.cm.as_ref().map_or(0, |cm| cm.pkey_users(index));
@@ -113,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// The connection manager, which there is from the first time on, and what it reaches.
+    /// The connection manager, created with the first use, and the state that it accesses.
     pub(crate) fn cm(&mut self) -> Result<(&mut ConnectionManager, Verbs<'_>), Error> {
         let Engine { cm, qps, shared, port, max_connections, max_listeners, max_cm_channels, .. } = self;
         let cm = cm.get_or_insert_with(|| {
@@ -123,7 +123,7 @@ impl Engine {
         Ok((cm, Verbs { qps, shared, port }))
     }
 
-    /// The same, if it is there.
+    /// The same, if it exists.
     pub(crate) fn cm_if_used(&mut self) -> Option<(&mut ConnectionManager, Verbs<'_>)> {
         let Engine { cm, qps, shared, port, .. } = self;
         Some((cm.as_deref_mut()?, Verbs { qps, shared, port }))
@@ -134,20 +134,20 @@ impl Engine {
         self.cm.as_ref().is_some_and(|cm| cm.awaits_next_hop(id))
     }
 
-    /// How many connections there are, and how many there can be.
+    /// The number of connections, and its limit.
     pub(crate) fn connections(&self) -> (usize, usize) {
         let unused = (0, self.max_connections as usize);
         self.cm.as_ref().map_or(unused, |cm| cm.usage())
     }
 
-    /// Whether there are frames that found no room in the port.
+    /// Whether there are frames for which the port had no room.
     pub(crate) fn has_backlog(&self) -> bool {
         self.shared.scheduler.is_active()
             || self.shared.owes_cnps()
             || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
     }
 
-    /// A poll begins. Returns its time, which is never before that of the last one.
+    /// Starts a poll. Returns its time, which is never before that of the last one.
     #[inline]
     pub(crate) fn begin(&mut self, now: Nanos) -> Nanos {
         self.shared.now = self.shared.now.max(now);
@@ -172,7 +172,7 @@ impl Engine {
         any
     }
 
-    /// When there is something to do even if no frame comes: at once if an ACK waits for the next poll.
+    /// When there is work even without a frame: immediately if an ACK waits for the next poll.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
         let Engine { shared, next_hops, cm, .. } = self;
         let connections = cm.as_ref().and_then(|cm| cm.next_deadline());
@@ -181,7 +181,7 @@ impl Engine {
         [queue_pairs, next_hops.next_deadline(), connections, copies].into_iter().flatten().min()
     }
 
-    /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
+    /// The receive phase: processes one frame. It never transmits; it only records what is owed.
     #[inline]
     fn receive(&mut self, frame: &[u8], icrc: Icrc) {
         let is_ip = self.port.socket.is_some();
@@ -204,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Checks what came without its IPv4 identification.
+    /// Checks a packet received without its IPv4 identification.
     fn check_guessed(&mut self, packet: &Packet<'_>) -> Result<(), ParseError> {
         let Some(identification) = packet.check_guessed(self.shared.crc, &mut self.identifications)? else {
             return Ok(());
@@ -217,7 +217,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds the queue pair, and sees that the packet is its peer's before any state changes.
+    /// Finds the queue pair, and checks that the packet is its peer's before any state changes.
     #[inline]
     fn dispatch(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
         if packet.header == NetworkHeader::Grh && !self.roce_v1 {
@@ -276,7 +276,7 @@ impl Engine {
         taken
     }
 
-    /// Where the queue pair with this number is. Frames of one queue pair often come together.
+    /// The slot of the queue pair with this number. Consecutive frames are often for one queue pair.
     #[inline]
     fn slot_of(&mut self, qpn: u32) -> Option<u32> {
         match self.last {
@@ -289,7 +289,7 @@ impl Engine {
         }
     }
 
-    /// Takes a packet for no ordinary queue pair: for QP1, or for none.
+    /// Processes a packet that is not for an ordinary queue pair: for QP1, or for none.
     #[cold]
     fn receive_mad(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
         let is_for_cm = packet.bth.dest_qpn() == Qpn::GSI && packet.header != NetworkHeader::Grh;
@@ -309,7 +309,7 @@ impl Engine {
         cm.receive(packet, pkey, &message, &mut verbs)
     }
 
-    /// A copy for each queue pair that has joined the group.
+    /// Delivers a copy to each queue pair that has joined the group.
     fn dispatch_multicast(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
         let group = packet.network().destination;
         if !self.groups.has_members(group) {
@@ -318,7 +318,7 @@ impl Engine {
         if packet.opcode.service() != Service::Ud {
             return Err(Counter::RxWrongService);
         }
-        // A group is one in each partition: members in another one have nothing to do with this packet.
+        // A group is per partition: members in another one do not receive this packet.
         let mut heard = false;
         for index in self.groups.members(group) {
             let Some(qp) = self.qps.at_mut(index).filter(|qp| qp.pkey.admits(packet.bth.pkey())) else {
@@ -333,7 +333,7 @@ impl Engine {
         if heard { Ok(()) } else { Err(self.shared.refuse_pkey(None, packet)) }
     }
 
-    /// Copies from and to memory of devices: those that have ended are told, those that are due are started.
+    /// Copies from and to device memory: processes the ended ones, and starts those that are due.
     #[cold]
     pub(crate) fn copy(&mut self) {
         let Engine { qps, shared, .. } = self;
@@ -382,7 +382,7 @@ impl Engine {
         }
     }
 
-    /// The timers that are due.
+    /// Processes expired timers.
     pub(crate) fn fire_timers(&mut self) {
         while let Some(index) = self.shared.scheduler.due(self.shared.now) {
             if let Some(qp) = self.qps.at_mut(index) {
@@ -432,13 +432,13 @@ impl Engine {
     }
 }
 
-/// Queue pairs ahead in the active list: of the nearer one the work request is fetched, for which
-/// the queue pair itself must be there.
+/// The lookahead in the active list: the work request of the nearer queue pair is prefetched, which requires the queue pair
+/// itself in the cache.
 const NEAR: usize = 2;
 const FAR: usize = 5;
 
 impl Engine {
-    /// Fetches what the next queue pairs in the active list need.
+    /// Prefetches the state of the next queue pairs in the active list.
     fn look_ahead(&self) {
         let Engine { qps, shared, .. } = self;
         if let Some(index) = shared.scheduler.ahead(FAR) {
@@ -453,7 +453,7 @@ impl Engine {
 impl FrameSink for Engine {
     fn announce(&mut self, frame: &[u8]) {
         let Some(qpn) = Packet::peek_dest_qpn(frame) else { return };
-        // Frames of one queue pair often come together.
+        // Consecutive frames are often for one queue pair.
         if std::mem::replace(&mut self.announced, qpn.value()) != qpn.value()
             && let Some(index) = self.qpns.get(qpn.value())
         {
@@ -494,8 +494,8 @@ impl FrameSource for Engine {
     }
 }
 
-/// Identifications that Linux gives to the segments of one send.
+/// The identifications that Linux assigns to the segments of one send.
 const SEGMENTS_MAX: u16 = 64;
-/// How far behind the last identification that was found the next one is looked for. A peer that
-/// numbers all its packets, as rdma_rxe does, sends to others in between.
+/// The range after the last identification in which the next one is expected. A peer that numbers all its packets, as
+/// rdma_rxe does, sends to others in between.
 const SUCCESSORS: u16 = 64;

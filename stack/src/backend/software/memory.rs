@@ -53,7 +53,7 @@ impl Software {
         mrs.register(rng, pd, (memory, copier), access, iova)
     }
 
-    /// What copies for the device of this memory, if it is one's.
+    /// The copier for this memory's device, if it is device memory.
     fn copier_of(&mut self, memory: &Memory) -> Result<Option<u8>, Error> {
         let Engine { qps, shared, .. } = &mut self.engine;
         Ok(shared.staging.copier_of(memory, &shared.mrs, qps.capacity())?)

@@ -1,4 +1,4 @@
-//! What is counted, and showing it to others.
+//! Counters, and their export.
 
 use ferroce_driver::Stats;
 use ferroce_wire::Qpn;
@@ -53,9 +53,9 @@ impl Software {
         metrics
     }
 
-    /// The queue pairs that obey a congestion control: how many, and the slowest of those that are slowed down.
+    /// The queue pairs with congestion control: their number, and the slowest of those below the line rate.
     fn push_reactions(&self, metrics: &mut Metrics) {
-        /// As many as a table has room for.
+        /// The most rows of the table.
         const SHOWN: usize = 16;
         let Engine { qps, shared, .. } = &self.engine;
         let mut slowed: Vec<(Qpn, ReactionState)> =

@@ -1,5 +1,5 @@
-//! Next hops that are being looked for, and who waits for them: the driver is asked again and again, and never
-//! blocks (docs/decisions/02-nothing-blocks.md).
+//! Next hops that are being resolved, and what waits for them: the driver is polled repeatedly, and never blocks
+//! (docs/decisions/02-nothing-blocks.md).
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,18 +16,18 @@ use crate::engine::ah::Hop;
 use crate::engine::scheduler::Ticket;
 use crate::verbs::{AddressVector, Ah, Error, Event, EventSource, Port, Qp, Unreachable};
 
-/// How often a driver is asked for one next hop, while there are few.
+/// The interval at which a driver is polled for one next hop, while there are few.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// It is asked for one peer in a poll, and no sooner again, however many are looked for: they have turns.
+/// The interval between any two polls of the driver, which are for one peer each in turn, however many are resolved.
 const LOOKS_APART: Duration = Duration::from_micros(50);
-/// Searches that there may be before it is asked who wants them.
+/// The most searches before unwanted ones are removed.
 const ROOM: usize = 32;
-/// A driver that says nothing for so long never will: the time of each who waits.
+/// The time limit of each waiter for a driver that returns no result.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Who joins a search has its time from a round on: there are many that wait, and rounds are rare.
+/// The time of a waiter starts with a round: there may be many waiters, so rounds are rare.
 const ROUND_EVERY: Duration = Duration::from_secs(1);
 
-/// Who waits for a next hop.
+/// A waiter for a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seeker {
     /// A connected queue pair, which sends nothing before.
@@ -39,7 +39,7 @@ pub(crate) enum Seeker {
 }
 
 impl Seeker {
-    /// One at a time has this place, and it waits for one search at a time.
+    /// The place of the waiter. Only one object has it at a time, and it waits for one search at a time.
     fn place(self) -> (u8, u32) {
         match self {
             Seeker::Qp(qp) => (0, qp.0.index),
@@ -49,7 +49,7 @@ impl Seeker {
     }
 }
 
-/// A peer, and the VLAN in which the next hop to it is asked for.
+/// A peer, and the VLAN in which its next hop is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
     peer: IpAddr,
@@ -71,19 +71,19 @@ impl Wanted {
     }
 }
 
-/// Who waits, and until when; that is not known before the first round.
+/// A waiter and its deadline, which is not known before the first round.
 #[derive(Clone, Copy)]
 struct Waiter {
     seeker: Seeker,
     until: Option<Nanos>,
 }
 
-/// A next hop that is being looked for.
+/// A search: a next hop that is being resolved.
 struct Sought {
     ticket: Ticket,
-    /// When the waiters are gone through next: those that are new get their time, and the time of others is over.
+    /// When the waiters are checked next: new ones get their deadline, and expired ones end.
     next_round: Nanos,
-    /// Who began to wait, by place; some are gone, or wait for another.
+    /// The waiters, by place; some may no longer exist, or wait for another search.
     waiters: BTreeMap<(u8, u32), Waiter>,
 }
 
@@ -92,12 +92,12 @@ impl Sought {
         Sought { ticket, next_round: Nanos::ZERO, waiters: BTreeMap::new() }
     }
 
-    /// A seeker begins to wait, and has its whole time.
+    /// Adds a waiter, with its whole time.
     fn add(&mut self, seeker: Seeker) {
         self.waiters.insert(seeker.place(), Waiter { seeker, until: None });
     }
 
-    /// Whether anybody still waits. Who is found not to is forgotten, so that each is looked at in vain once.
+    /// Whether any waiter is left. Removes those that no longer wait, so that each is checked without success only once.
     fn is_wanted(&mut self, seeks: impl Fn(Seeker, Ticket) -> bool) -> bool {
         while let Some(waiter) = self.waiters.last_entry() {
             if seeks(waiter.get().seeker, self.ticket) {
@@ -108,7 +108,7 @@ impl Sought {
         false
     }
 
-    /// Takes out those whose time is over at `now`, after a look that found nothing.
+    /// Removes those whose deadline is reached at `now`, after a poll without a result.
     fn take_overdue(&mut self, now: Nanos) -> BTreeMap<(u8, u32), Waiter> {
         if now < self.next_round {
             return BTreeMap::new();
@@ -125,13 +125,13 @@ impl Sought {
     }
 }
 
-/// All that are being looked for, by peer and VLAN. A search for which nobody waits any more is noticed when its turn comes, when
-/// there are too many, or when somebody else begins to wait for the same peer. It costs the driver nothing.
+/// All searches, by peer and VLAN. An unwanted search is removed when its turn comes, when there are too many, or when
+/// another waiter starts to wait for the same peer. It costs the driver nothing.
 pub(crate) struct NextHops {
     sought: BTreeMap<Wanted, Sought>,
-    /// So many before those that nobody waits for are looked for.
+    /// The number of searches at which unwanted ones are removed.
     room: usize,
-    /// Whose turn was the last.
+    /// The search of the last turn.
     last: Wanted,
     next_look: Nanos,
 }
@@ -156,7 +156,7 @@ impl NextHops {
         (!self.sought.is_empty()).then_some(self.next_look)
     }
 
-    /// Tells `seeker` too what comes of the search for `wanted`, if that is what it waits for.
+    /// Adds `seeker` to the search for `wanted`, if it waits for that.
     pub(crate) fn tell(&mut self, wanted: Wanted, hop: Hop, seeker: Seeker) {
         if hop.ticket().is_some()
             && let Some(sought) = self.sought.get_mut(&wanted)
@@ -165,7 +165,7 @@ impl NextHops {
         }
     }
 
-    /// The search whose turn it is, taken out.
+    /// Takes out the search whose turn it is.
     fn take_next(&mut self) -> Option<(Wanted, Sought)> {
         let behind = self.sought.range((Bound::Excluded(self.last), Bound::Unbounded));
         self.last = *behind.chain(&self.sought).next()?.0;
@@ -174,11 +174,10 @@ impl NextHops {
 }
 
 impl Engine {
-    /// The next hop to a peer: what the driver knows, the ticket of the search that others wait for, or of one that begins
-    /// with this.
+    /// The next hop to a peer: the driver's result, the ticket of an existing search, or that of a new one.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub(crate) fn next_hop(&mut self, driver: &mut dyn PacketDriver, wanted: Wanted) -> Result<Hop, Error> {
         if let Some(mut sought) = self.next_hops.sought.remove(&wanted)
             && sought.is_wanted(|seeker, ticket| self.seeks(seeker, ticket))
@@ -196,12 +195,12 @@ impl Engine {
         let ticket = self.shared.scheduler.ticket();
         let NextHops { sought, next_look, .. } = &mut self.next_hops;
         sought.insert(wanted, Sought::new(ticket));
-        // With the next poll, whose time is not known.
+        // With the next poll, because the time is not known.
         *next_look = Nanos::ZERO;
         Ok(Hop::Sought(ticket))
     }
 
-    /// Ends all searches that nobody waits for, and makes room for as many as are left.
+    /// Removes all unwanted searches, and makes room for as many as are left.
     #[cold]
     fn end_unwanted_searches(&mut self) {
         let mut sought = std::mem::take(&mut self.next_hops.sought);
@@ -215,13 +214,13 @@ impl Engine {
         let awaited = match seeker {
             Seeker::Qp(qp) => self.qps.get(qp.0).and_then(|qp| qp.next_hop),
             Seeker::Ah(ah) => self.shared.ahs.get(ah.0).and_then(|handle| handle.hop.ticket()),
-            // Its way is fixed.
+            // Its path is fixed.
             Seeker::Connection(id) => return self.awaits_next_hop(id),
         };
         awaited == Some(ticket)
     }
 
-    /// Asks the driver for one of the next hops that are looked for, and tells whoever waits for it.
+    /// Polls the driver for one of the searches, and notifies its waiters of the result.
     #[cold]
     pub(crate) fn look_for_next_hop(&mut self, driver: &mut dyn PacketDriver) {
         let now = self.shared.now;
@@ -249,8 +248,8 @@ impl Engine {
         };
     }
 
-    /// Tells those who waited what has come of the search with this ticket. The datagrams of others that wait for it say
-    /// so again.
+    /// Notifies the waiters of the search with this ticket of its result. Queue pairs whose datagrams wait for others are
+    /// queued again.
     fn settle_next_hop(
         &mut self,
         ticket: Ticket,
@@ -286,7 +285,7 @@ impl Engine {
         self.shared.scheduler.redeem(ticket);
     }
 
-    /// Takes the network's word on packets that came back.
+    /// Processes errors of the network for undelivered packets.
     pub(crate) fn hear_refusals(&mut self, driver: &mut dyn PacketDriver) {
         if let Some((cm, _)) = self.cm_if_used() {
             while let Some(refusal) = driver.next_refusal() {
@@ -296,7 +295,7 @@ impl Engine {
     }
 }
 
-/// What the driver says of a next hop; nothing while it may still find out.
+/// The driver's result for a next hop; `None` while there is none.
 fn look(driver: &mut dyn PacketDriver, wanted: Wanted) -> Option<Result<MacAddr, Unreachable>> {
     match wanted.ask(driver) {
         Ok(NextHop::Found(mac)) => Some(Ok(MacAddr(mac))),
@@ -310,7 +309,7 @@ fn look(driver: &mut dyn PacketDriver, wanted: Wanted) -> Option<Result<MacAddr,
 }
 
 impl Software {
-    /// Whether the next hop of a queue pair or an address handle is still looked for.
+    /// Whether the next hop of a queue pair or an address handle is still being resolved.
     pub(crate) fn awaits_next_hop(&self, source: EventSource) -> Result<bool, Error> {
         match source {
             EventSource::Qp(qp) => {
@@ -326,7 +325,7 @@ impl Software {
         }
     }
 
-    /// Takes the event that says why the next hop of a queue pair or an address handle was not found.
+    /// Takes the event with the reason why the next hop of a queue pair or an address handle was not resolved.
     pub(crate) fn take_unreachable(&mut self, source: EventSource) -> Option<Unreachable> {
         self.engine.shared.events.take_unreachable(source)
     }
@@ -343,11 +342,11 @@ mod tests {
     }
 
     #[test]
-    fn a_search_knows_each_place_once() {
+    fn a_search_has_each_place_once() {
         let (ticket, peer) = (Scheduler::new(1).ticket(), wanted(1));
         let mut next_hops = NextHops::new();
         next_hops.sought.insert(peer, Sought::new(ticket));
-        // Queue pairs that come and go, and two that take turns.
+        // Queue pairs that are created and destroyed, and two that alternate.
         for n in 0..1000 {
             let handle = Handle { index: n % 2, generation: n / 2 % 7 };
             next_hops.tell(peer, Hop::Sought(ticket), Seeker::Qp(Qp(handle)));
@@ -360,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn each_waiter_has_its_own_time() {
+    fn each_waiter_has_its_own_deadline() {
         let mut sought = Sought::new(Scheduler::new(1).ticket());
         let [first, second] = [0, 1].map(|index| Seeker::Qp(Qp(Handle { index, generation: 0 })));
         let start = Nanos(1_000_000_000);
@@ -375,7 +374,7 @@ mod tests {
         assert_eq!(overdue_after(&mut sought, 9), []);
         assert_eq!(overdue_after(&mut sought, 10), [first], "others that come later do not keep it waiting");
         assert_eq!(overdue_after(&mut sought, 16), []);
-        // It waits anew, for something else and for this again.
+        // It waits again, for another search and then for this one.
         sought.add(second);
         assert_eq!(overdue_after(&mut sought, 17), []);
         assert_eq!(overdue_after(&mut sought, 26), []);

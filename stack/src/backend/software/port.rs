@@ -1,4 +1,4 @@
-//! The port, and what its device can do.
+//! The port, and the device's capabilities.
 
 use ferroce_driver::Capabilities;
 use ferroce_wire::PKey;
@@ -21,7 +21,7 @@ impl Software {
         if entry.gid.is_multicast() {
             return Err(Error::invalid("gid", entry.gid, "an address of this port, not a multicast group"));
         }
-        // RoCE v1 is not steered by addresses.
+        // RoCE v1 is not filtered by IP addresses.
         if !entry.roce_v1 {
             self.driver.admit(entry.gid.to_ip())?;
         }

@@ -1,4 +1,4 @@
-//! Queue pairs, and the work requests that are posted to them.
+//! Queue pairs, and posting work requests to them.
 
 use ferroce_wire::Qpn;
 
@@ -41,7 +41,7 @@ impl Software {
         Ok(qp)
     }
 
-    /// What a queue pair has that obeys its control; `None` if that is off.
+    /// The reaction point of a queue pair; `None` if congestion control is off.
     fn reaction(&self, config: &QpConfig) -> Result<Option<Reaction>, Error> {
         let control = config.congestion.unwrap_or(self.congestion);
         let CongestionControl::Dcqcn(parameters) = control else { return Ok(None) };
@@ -50,7 +50,7 @@ impl Software {
                 at it";
             return Err(Error::invalid("line_rate", "unknown", expected));
         };
-        // What a socket sends has an Ethernet header on the wire.
+        // Frames of a socket have an Ethernet header on the wire.
         let link_header = if self.engine.port.socket.is_some() { ETHERNET_HEADER } else { 0 };
         Reaction::new(config.qp_type.service(), parameters, line_rate, link_header).map(Some)
     }

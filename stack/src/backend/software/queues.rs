@@ -39,7 +39,7 @@ impl Software {
         Ok(())
     }
 
-    /// Whoever polls the context does so no longer: nobody goes on waiting for completions.
+    /// The context is no longer polled: no thread should wait for completions.
     pub(crate) fn wake_channels(&mut self) {
         self.engine.shared.cqs.iter_mut().for_each(CompletionQueue::wake_waiting);
     }
@@ -76,7 +76,7 @@ impl Software {
         let srqs = &mut self.engine.shared.srqs;
         let full = Error::Exhausted { kind: "SRQ", limit: srqs.capacity(), setting: "max_srqs" };
         let make = |handle| {
-            // Fills unused slots; never looked at.
+            // Fills unused slots; never read.
             let queue = ReceiveQueue::new(config.max_wr, config.max_sge, Mr(handle));
             SharedReceiveQueue::new(config, queue)
         };

@@ -1,4 +1,4 @@
-//! How queue pairs move from state to state, and the ways to their peers.
+//! State transitions of queue pairs, and the paths to their peers.
 
 use ferroce_wire::{PathAddress, Qpn};
 
@@ -70,7 +70,7 @@ impl Software {
         moved.map_or(Ok(()), |(address, (_, hop))| self.await_next_hop(qp, &address, hop))
     }
 
-    /// Nothing is sent on a new way before its next hop is found. Why there was none on an old one is over.
+    /// Nothing is sent on a new path before its next hop is resolved. A failure on the old path is cleared.
     fn await_next_hop(&mut self, qp: Qp, address: &AddressVector, hop: Hop) -> Result<(), Error> {
         let (queue_pair, shared) = self.qp(qp)?;
         queue_pair.await_next_hop(shared, hop.ticket());
@@ -80,7 +80,7 @@ impl Software {
         Ok(())
     }
 
-    /// The connection of a queue pair along a path, with everything checked, and its next hop.
+    /// The checked connection of a queue pair along a path, and its next hop.
     fn connection(&mut self, qp: Qp, attributes: &UnreliablePath) -> Result<(Connection, Hop), Error> {
         let local = self.qp(qp)?.0.qpn;
         let UnreliablePath { address, path_mtu, dest_qpn, .. } = *attributes;
@@ -91,7 +91,7 @@ impl Software {
             return Err(Error::invalid("gid", address.gid, "the address of one peer, not a multicast group"));
         }
         let port = &self.engine.port;
-        // RoCE v1 has a header as long as IPv6, whatever the addresses.
+        // The header of RoCE v1 is as long as IPv6, for any addresses.
         let is_v1 = port.gids.get(address.sgid_index).is_some_and(|entry| entry.roce_v1);
         let needed = path_mtu.required_l3_mtu(address.gid.is_ipv6() || is_v1);
         if needed > port.mtu {
@@ -102,8 +102,7 @@ impl Software {
         Ok((Connection::new(&path, self.engine.port.header(&path), path_mtu, dest_qpn), hop))
     }
 
-    /// The addresses of packets to `address`, and what is known of the next hop. Everything that can be refused
-    /// without asking the kernel comes first.
+    /// The headers of packets to `address`, and the state of the next hop. All checks that need no system call are first.
     pub(super) fn path(
         &mut self,
         address: &AddressVector,

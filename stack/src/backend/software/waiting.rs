@@ -1,4 +1,4 @@
-//! How long a context has nothing to do, and waiting until it has: inside, or by its file descriptor.
+//! How long a context is idle, and waiting: inside, or on its file descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,7 +22,7 @@ impl Software {
         let now = now.max(self.now());
         let timer = self.next_timeout();
         let reader = self.exporter.as_ref().map(Exporter::next_look);
-        // Frames that the port had no room for; nothing tells when it has.
+        // Frames for which the port had no room; nothing signals when it has.
         let backlog = self.engine.has_backlog().then(|| now + BACKLOG_RETRY);
         [timer, reader, backlog].into_iter().flatten().min().map(|at| at.since(now))
     }
@@ -36,7 +36,7 @@ impl Software {
         Ok(())
     }
 
-    /// Whether there have been completions or events since this was last asked, or events were taken.
+    /// Whether completions or events were added since the last call, or events were taken.
     pub(crate) fn take_news(&mut self) -> bool {
         let connections = self.engine.cm_if_used().is_some_and(|(cm, _)| cm.take_news());
         std::mem::take(&mut self.engine.shared.has_news) | connections
@@ -61,7 +61,7 @@ impl Software {
         armed.map_err(|source| self.waiting_failed(source))
     }
 
-    /// Makes the descriptor unreadable, before the poll looks at what made it readable.
+    /// Makes the descriptor unreadable, before the poll processes the events.
     #[cold]
     pub(super) fn end_wait(&mut self) -> Result<(), Error> {
         self.armed = false;
@@ -83,5 +83,5 @@ impl Software {
     }
 }
 
-/// How soon a port that was full is tried again.
+/// The delay until a port that was full is tried again.
 const BACKLOG_RETRY: Duration = Duration::from_micros(50);

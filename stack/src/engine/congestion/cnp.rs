@@ -1,5 +1,5 @@
-//! The notification point (docs/protocol.md §7): who sends packets that a switch has marked gets congestion
-//! notification packets (CNPs).
+//! The notification point (docs/protocol.md §7): sends congestion notification packets (CNPs) to the senders of packets
+//! that a switch has marked.
 
 use std::collections::VecDeque;
 
@@ -12,44 +12,45 @@ use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{AddressVector, CnpScope, CongestionNotification, Port, QpState};
 
-/// CNPs that wait for the port, at most. For a marked packet that finds no room there is none. Senders of datagrams find
-/// room in the first half alone: anybody can be one, and the peers of connections must not wait for them.
+/// The most CNPs waiting for the port. A marked packet for which there is no room causes none. CNPs for datagrams use only
+/// the first half of the room: anybody can send datagrams, and the peers of connections must not be delayed by them.
 const OWED_MAX: usize = 256;
-/// Senders whose last CNP is remembered, at most, when a datagram adds one. In the scope `Peer` there is room besides for
+/// The most senders whose last CNP is remembered when a datagram adds one. In the scope `Peer` there is additional room for
 /// the peers of all queue pairs.
 const SENDERS_MAX: usize = 1024;
-/// Zeros behind the BTH.
+/// Zeros after the BTH.
 const RESERVED: usize = 16;
 
-/// The CNPs that are owed, and when the last one of each scope left. Sized when created.
+/// The owed CNPs, and when the last one of each scope was sent. Sized when created.
 pub(crate) struct NotificationPoint {
     settings: CongestionNotification,
     interval: u64,
     owed: VecDeque<Owed>,
-    /// By the slot of a connected queue pair, with its number: there may have been another one.
+    /// By the slot of a connected queue pair, with its QPN, because the slot may have been reused.
     connected: Box<[(Qpn, Last)]>,
     /// Ordered by sender.
     senders: Vec<(Sender, Last)>,
-    /// No sender is forgotten before: a flood of new ones has the table searched through once in an interval.
+    /// No sender is forgotten before this time: the table is searched at most once per interval, even in a flood of new
+    /// senders.
     forget_at: Nanos,
 }
 
-/// A CNP that waits for the port. It leaves even if its queue pair is reset or destroyed in the meantime.
+/// A CNP waiting for the port. It is sent even if its queue pair is reset or destroyed meanwhile.
 struct Owed {
     header: PathHeader,
     dest_qpn: Qpn,
     flow: Flow,
 }
 
-/// What an interval is kept for.
+/// The unit to which an interval applies.
 #[derive(Clone, Copy)]
 enum Flow {
-    /// A connected queue pair, by slot and number.
+    /// A connected queue pair, by slot and QPN.
     Connected(u32, Qpn),
     Sender(Sender),
 }
 
-/// What a scope does not tell apart is zero.
+/// Fields that the scope does not distinguish are zero.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Sender {
     local: u32,
@@ -57,7 +58,7 @@ struct Sender {
     gid: [u8; 16],
 }
 
-/// The last CNP of a flow. The interval begins when it leaves.
+/// The last CNP of a flow. The interval starts when it is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
     Never,
@@ -76,7 +77,7 @@ impl Last {
 }
 
 impl NotificationPoint {
-    /// For so many queue pairs.
+    /// For this many queue pairs.
     pub(crate) fn new(settings: CongestionNotification, max_qps: u32) -> NotificationPoint {
         let (connected, peers) = match settings.scope {
             CnpScope::QueuePair => (max_qps as usize, 0),
@@ -104,7 +105,7 @@ impl NotificationPoint {
         }
     }
 
-    /// Whether `flow` may be owed a CNP for a packet of a connection, or for a datagram. If so, that is remembered.
+    /// Whether a CNP may be owed to `flow` for a packet of a connection, or for a datagram. If so, this is recorded.
     fn admits(&mut self, flow: Flow, is_datagram: bool, now: Nanos) -> bool {
         let (owed_most, senders_most) = match is_datagram {
             true => (OWED_MAX / 2, SENDERS_MAX),
@@ -134,7 +135,7 @@ impl NotificationPoint {
         Some(last)
     }
 
-    /// `None` if the sender is a new one and finds no room among so many.
+    /// `None` if the sender is new and there is no room.
     fn last_of_sender(&mut self, sender: Sender, most: usize, now: Nanos) -> Option<&mut Last> {
         let mut found = self.find(sender);
         if found.is_err() && self.senders.len() >= most {
@@ -159,7 +160,7 @@ impl NotificationPoint {
         self.senders.binary_search_by_key(&sender, |(sender, _)| *sender)
     }
 
-    /// A CNP of `flow` has left. Its queue pair may be gone.
+    /// A CNP of `flow` was sent. Its queue pair may be gone.
     fn note_sent(&mut self, flow: Flow, now: Nanos) {
         let last = match flow {
             Flow::Connected(slot, qpn) => {
@@ -175,13 +176,13 @@ impl NotificationPoint {
 }
 
 impl QueuePair {
-    /// The queue pair has taken a packet that a switch has marked. The transmit phase tells its sender.
+    /// The queue pair has received a packet that a switch has marked. The transmit phase notifies its sender.
     #[cold]
     pub(crate) fn note_marked(&mut self, shared: &mut Shared, port: &Port, packet: &Packet<'_>) {
         let now = shared.now;
         let Some(point) = &mut shared.notification else { return };
         let receives = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-        // An acknowledgement is no data: to slow its sender down would not help.
+        // An acknowledgement carries no data, so slowing its sender down would not help.
         if !receives || packet.opcode.is_acknowledgement() || self.next_hop.is_some() {
             return;
         }
@@ -192,14 +193,14 @@ impl QueuePair {
         let Some((mut header, dest_qpn)) = way else { return };
         let flow = point.flow(self, dest_qpn, packet.network().source);
         if point.admits(flow, self.connection.is_none(), now) {
-            // ECN-capable, as those of ConnectX: a congested switch marks it, and does not drop it for that.
+            // ECN-capable, as those of ConnectX: a congested switch marks it instead of dropping it.
             header.set_traffic_class(point.settings.cnp_dscp << 2 | Ecn::Capable as u8);
             header.set_priority(point.settings.cnp_802p_prio);
             point.owed.push_back(Owed { header, dest_qpn, flow });
         }
     }
 
-    /// The way back to the sender of a datagram, and its queue pair.
+    /// The path to the sender of a datagram, and its queue pair.
     fn way_to_sender(&self, port: &Port, packet: &Packet<'_>) -> Option<(PathHeader, Qpn)> {
         let sender = packet.deth()?.source_qpn();
         let mac = port.way_back(packet)?;
@@ -216,7 +217,7 @@ impl Shared {
         self.notification.as_ref().is_some_and(|point| !point.owed.is_empty())
     }
 
-    /// Writes the oldest CNP that is owed.
+    /// Writes the oldest owed CNP.
     #[inline]
     pub(crate) fn transmit_cnp(&mut self, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let point = self.notification.as_mut()?;

@@ -6,12 +6,12 @@ use ferroce_driver::Nanos;
 
 use crate::verbs::{Dcqcn, DcqcnRules, Error};
 
-/// The reaction point of DCQCN: a state machine that is told of congestion notification packets (CNPs) and of the bytes
-/// that were sent, and says how fast to send.
+/// The reaction point of DCQCN: a state machine whose inputs are congestion notification packets (CNPs) and the number of
+/// bytes sent, and whose output is the rate to send at.
 ///
-/// It has no clock and no timer. Each call says what time it is and carries out what has come due before; a time that is
-/// earlier than that of another call counts as that one. How often it is called changes nothing in what it says, but for
-/// one thing: what is due at the very time of a CNP comes after it, unless another call has carried it out.
+/// It has no clock and no timer. Each call passes the time and executes all events due before it; a time earlier than that
+/// of a previous call counts as that one. The number of calls does not affect the results, with one exception: an event due
+/// exactly at the time of a CNP is executed after it, unless another call has executed it before.
 ///
 /// ```
 /// use ferroce::{Dcqcn, Nanos, ReactionPoint};
@@ -33,37 +33,37 @@ pub struct ReactionPoint {
     lowest: u64,
     additive: u64,
     hyper: u64,
-    /// The rate that the first CNP sets, if it does.
+    /// The rate after the first CNP, if configured.
     first: Option<u64>,
     alpha: Alpha,
-    /// What a cut takes, in parts of alpha.
+    /// The factor of a cut: multiplied by alpha.
     cut_part: f64,
-    /// The least that a cut leaves.
+    /// The least factor that remains after a cut.
     cut_least: f64,
     clamp: bool,
     clamp_after_timer: bool,
     threshold: u32,
-    /// What was due at this time or before is carried out.
+    /// Events due by this time have been executed.
     now: Nanos,
-    /// The first CNP has come.
+    /// The first CNP was received.
     started: bool,
     timer_period: u64,
-    /// When the timer ends next.
+    /// The next expiry of the timer.
     timer: Nanos,
     timer_stage: u32,
     byte_period: u64,
-    /// What can be sent before the byte counter ends.
+    /// The remaining bytes of the byte counter.
     bytes_left: u64,
     byte_stage: u32,
     phase: Phase,
     cut_period: u64,
-    /// The first time of the grid on which cuts are.
+    /// The first time of the grid of cuts.
     cut_grid: Nanos,
-    /// When the rate is cut: CNPs have come since the last cut.
+    /// When the rate will be cut, if CNPs were received since the last cut.
     cut: Nanos,
 }
 
-/// Where `DcqcnRules::Zhu` is in the recovery after a cut.
+/// The phase of the recovery after a cut with `DcqcnRules::Zhu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Fast,
@@ -71,10 +71,10 @@ enum Phase {
     Hyper,
 }
 
-/// Teeth of the target rate of a silent sender that are followed.
+/// The most teeth of a silent sender's target rate that are computed.
 const TEETH_MAX: u32 = 1024;
 
-/// What has raised the rate.
+/// The cause of an increase of the rate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Increase {
     Timer,
@@ -82,7 +82,7 @@ enum Increase {
 }
 
 impl ReactionPoint {
-    /// Sends at the highest rate: `line_rate` bit/s, or less if the parameters say so.
+    /// Starts at the highest rate: `line_rate` bit/s, or the maximum of the parameters if that is lower.
     ///
     /// # Errors
     /// If a parameter is out of its range.
@@ -128,7 +128,7 @@ impl ReactionPoint {
         self.rate
     }
 
-    /// The rate that the current one recovers to, in bit/s. [`DcqcnRules::Zhu`] does not bound it by the line rate.
+    /// The target rate of the recovery, in bit/s. [`DcqcnRules::Zhu`] does not limit it to the line rate.
     pub fn target(&self) -> u64 {
         self.target
     }
@@ -148,18 +148,18 @@ impl ReactionPoint {
         self.byte_stage
     }
 
-    /// When something in it changes next without a call: alpha, or a rate.
+    /// When alpha or a rate changes next without a call.
     pub fn next_change(&self, now: Nanos) -> Nanos {
         self.timer.min(self.cut).min(self.alpha.next_change(now))
     }
 
-    /// When the rate changes next without a call; never if it is as high as it may be.
+    /// When the rate changes next without a call; never if it is at its maximum.
     #[inline]
     pub(crate) fn next_rate_change(&self) -> Nanos {
         if self.is_recovered() { self.cut } else { self.timer.min(self.cut) }
     }
 
-    /// Carries out what was due at `now` or before.
+    /// Executes all events due at `now` or before.
     #[inline]
     pub fn advance(&mut self, now: Nanos) {
         self.now = self.now.max(now);
@@ -168,7 +168,7 @@ impl ReactionPoint {
         }
     }
 
-    /// A CNP has come.
+    /// A CNP was received.
     pub fn on_cnp(&mut self, now: Nanos) {
         self.advance(Nanos(now.0.saturating_sub(1)));
         let now = now.max(self.now);
@@ -198,11 +198,11 @@ impl ReactionPoint {
         }
     }
 
-    /// So many bytes were sent, as they are on the wire. Events of the byte counter are one in a call at most.
+    /// Bytes were sent, counted as on the wire. One call causes at most one event of the byte counter.
     #[inline]
     pub fn on_sent(&mut self, bytes: u32, now: Nanos) {
         self.advance(now);
-        // In front of the first cut there is nothing to recover from.
+        // Before the first cut there is no recovery.
         if self.byte_period == 0 || !self.started {
             return;
         }
@@ -215,7 +215,7 @@ impl ReactionPoint {
     #[cold]
     fn catch_up(&mut self) {
         loop {
-            // If both are due at once, the timer was first.
+            // If both are due at once, the timer is first.
             let due = self.timer.min(self.cut);
             if due > self.now || due == Nanos::NEVER {
                 return;
@@ -257,14 +257,14 @@ impl ReactionPoint {
         self.timer = now + Duration::from_nanos(self.timer_period);
     }
 
-    /// The first time of the grid of cuts that is not over.
+    /// The next time of the grid of cuts.
     fn next_cut(&self) -> Nanos {
         let Some(gone) = self.now.0.checked_sub(self.cut_grid.0) else { return self.cut_grid };
         Nanos(self.now.0.saturating_add(self.cut_period - gone % self.cut_period))
     }
 
     fn on_timer(&mut self) {
-        // What ends in hyper increase was started there.
+        // A period that ends in hyper increase also started there.
         self.timer = self.timer + Duration::from_nanos(self.hastened(self.timer_period));
         self.increase(Increase::Timer);
     }
@@ -274,9 +274,9 @@ impl ReactionPoint {
         self.increase(Increase::Bytes);
     }
 
-    /// A period of the timer or of the byte counter: half of it in the hyper increase of the zhu rules.
+    /// A period of the timer or of the byte counter, which is halved in the hyper increase of the zhu rules.
     fn hastened(&self, period: u64) -> u64 {
-        // Only those rules enter that phase.
+        // Only those rules have that phase.
         if self.phase == Phase::Hyper { period / 2 } else { period }
     }
 
@@ -300,7 +300,7 @@ impl ReactionPoint {
             }
             DcqcnRules::Zhu => self.raise_target(by),
             DcqcnRules::Mlx => {
-                // Without a byte counter the timer decides alone.
+                // Without a byte counter only the timer counts.
                 let counted = if self.byte_period == 0 { (stages.0, stages.0) } else { stages };
                 let more = if counted.0.max(counted.1) < self.threshold {
                     0
@@ -313,7 +313,7 @@ impl ReactionPoint {
             }
         }
         self.rate = (self.rate / 2 + self.target / 2).min(self.highest);
-        // Half of a bit is lost in each half.
+        // Each halving loses half a bit.
         if self.target >= self.highest && self.highest - self.rate <= 2 {
             self.rate = self.highest;
         }
@@ -323,7 +323,7 @@ impl ReactionPoint {
     fn raise_target(&mut self, by: Increase) {
         let own = if by == Increase::Timer { self.timer_stage } else { self.byte_stage };
         let least = self.timer_stage.min(self.byte_stage);
-        // In fast recovery an event looks at its own stage; in active increase only the timer can end it.
+        // In fast recovery an event compares its own stage; active increase is ended only by the timer.
         let selects = match self.phase {
             Phase::Fast => own >= self.threshold,
             Phase::Active => by == Increase::Timer,
@@ -344,24 +344,24 @@ impl ReactionPoint {
         self.target = self.target.saturating_add(more);
     }
 
-    /// Nothing raises the rate any more.
+    /// No further increase is possible.
     fn is_recovered(&self) -> bool {
         self.rate == self.highest && self.target >= self.highest
     }
 
-    /// The timer's events that are due at `last` or before.
+    /// The timer events due by `last`.
     fn due(&self, last: Nanos) -> u64 {
         (last.0 - self.timer.0) / self.hastened(self.timer_period) + 1
     }
 
-    /// So many events of the timer have been.
+    /// Skips this many events of the timer.
     fn pass(&mut self, count: u64) {
         let period = self.hastened(self.timer_period);
         self.timer = Nanos(self.timer.0.saturating_add(count.saturating_mul(period)));
         self.timer_stage = self.timer_stage.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
-    /// What each further event of the timer adds to the target rate, if that is the same for all of them.
+    /// The increase of the target rate by each further timer event, if it is the same for all of them.
     fn steady_increase(&self) -> Option<u64> {
         let (timer, bytes) = (self.timer_stage, self.byte_stage);
         match self.rules {
@@ -390,8 +390,9 @@ impl ReactionPoint {
         }
     }
 
-    /// One event of the timer, and those up to `last` that do just the same: target and rate grow by one amount, and the
-    /// distance between them stays. It does after some 40 alike, whatever it was before, for each halves what it is off.
+    /// Executes one timer event, and those up to `last` with the same effect: target and rate grow by the same amount, and
+    /// their distance is constant. After some 40 equal events this is the case from any start, because each halves the
+    /// deviation.
     fn raise(&mut self, last: Nanos) {
         let before = (self.target, self.target.wrapping_sub(self.rate));
         self.on_timer();
@@ -400,7 +401,7 @@ impl ReactionPoint {
         if before != after || self.timer > last {
             return;
         }
-        // What comes near the highest rate goes on by itself.
+        // Near the highest rate events are executed individually.
         let grows = if self.rules == DcqcnRules::Zhu { self.rate } else { self.target };
         let room = (self.highest.saturating_sub(grows) / more).saturating_sub(1);
         let count = self.due(last).min(room);
@@ -409,7 +410,7 @@ impl ReactionPoint {
         self.rate += count * more;
     }
 
-    /// The timer's events up to `last` while the rate is the highest: they change no more than stage and target.
+    /// Skips the timer events up to `last` at the highest rate: they only change stage and target.
     fn skip_recovered(&mut self, last: Nanos) {
         let due = self.due(last);
         let (timer, bytes) = (self.timer_stage, self.byte_stage);
@@ -436,8 +437,9 @@ impl ReactionPoint {
         }
     }
 
-    /// The target rate of the zhu rules after so many events of the timer at the highest rate, where the byte counter has
-    /// ended once: it grows by `more` until it is ten times the rate, and then it is an eighth. That soon repeats itself.
+    /// The target rate of the zhu rules after this many timer events at the highest rate, if the byte counter has ended
+    /// once: it grows by `more` until it is ten times the rate, and is then reduced to an eighth. The sequence soon becomes
+    /// periodic.
     fn sawtooth(&self, more: u64, events: u64) -> u64 {
         let (mut target, mut left) = (self.target, events);
         let top = self.rate.saturating_mul(10);
@@ -458,7 +460,7 @@ impl ReactionPoint {
             if teeth == next {
                 (seen, next) = ((target, left), 2 * next);
             }
-            // One that does not has the target rate of some time.
+            // If it does not, the target rate is approximate.
             if teeth == TEETH_MAX {
                 return target;
             }
@@ -467,18 +469,18 @@ impl ReactionPoint {
     }
 }
 
-/// The estimate of the congestion. It decays by the same part in each period without a CNP, and is worked out only when
-/// somebody asks: a period may be 1 µs.
+/// The estimate of the congestion. It decays by a constant factor in each period without a CNP, and is computed only when
+/// needed, because a period may be 1 µs.
 #[derive(Clone, Debug)]
 struct Alpha {
-    /// Its value at `since`.
+    /// The value at `since`.
     value: f64,
     /// The start of a period.
     since: Nanos,
-    /// How much of it is kept in a period.
+    /// The factor per period.
     kept: f64,
     period: u64,
-    /// Of the mlx rules: a CNP has come in the period that began at `since`.
+    /// For the mlx rules: a CNP was received in the period that started at `since`.
     marked: bool,
 }
 
@@ -493,7 +495,7 @@ impl Alpha {
         }
     }
 
-    /// Its value at `now`.
+    /// The value at `now`.
     fn at(&self, now: Nanos) -> f64 {
         let periods = self.periods(now);
         match (self.marked, periods) {
@@ -502,7 +504,7 @@ impl Alpha {
         }
     }
 
-    /// How many periods have ended.
+    /// The number of completed periods.
     fn periods(&self, now: Nanos) -> u64 {
         now.0.saturating_sub(self.since.0) / self.period
     }
@@ -511,14 +513,14 @@ impl Alpha {
         self.kept * self.value + (1.0 - self.kept)
     }
 
-    /// A CNP at `now` raises it, and a period begins with that; periods until `last` have ended.
+    /// A CNP at `now` raises it, and starts a period; periods up to `last` have ended.
     fn raise(&mut self, last: Nanos, now: Nanos) {
         self.value = self.at(last);
         self.value = self.raised();
         self.since = now;
     }
 
-    /// A CNP has come in the period under way; those until `last` have ended.
+    /// A CNP was received in the current period; those up to `last` have ended.
     fn mark(&mut self, last: Nanos) {
         let periods = self.periods(last);
         if periods > 0 {
@@ -536,7 +538,7 @@ impl Alpha {
     }
 }
 
-/// `value` after so many periods, in each of which so much of it is `kept`.
+/// `value` after this many periods, with the factor `kept` in each.
 fn decayed(value: f64, kept: f64, periods: u64) -> f64 {
     let (mut value, mut power, mut rest) = (value, kept, periods);
     while rest > 0 {

@@ -1,25 +1,25 @@
-//! How a queue pair keeps to a rate: a token bucket of a few frames.
+//! Pacing of a queue pair: a token bucket of a few frames.
 
 use ferroce_driver::Nanos;
 
-/// Frames that may leave at once after a pause. With the frame that overdraws the bucket they are 2 % of 200 packets, over
-/// which a rate is to be right.
+/// Frames that may leave at once after a pause. Together with the frame that overdraws the bucket they are 2 % of 200
+/// packets, the period over which a rate must be accurate.
 const BURST_FRAMES: u64 = 3;
 
-/// How late a wake-up may be, in ns: two ticks of the timer wheel. At high rates that is more than a few frames.
+/// The longest delay of a wake-up, in ns: two ticks of the timer wheel. At high rates that is more than a few frames.
 const LATENESS: u64 = 2048;
 
-/// A sender that was due all the time and whose poll came late sends what it has missed: as much as this many ns take, or
-/// this many frames.
+/// A sender that was due all the time and whose poll was late sends what it has missed: the frames of at most this many ns,
+/// or this many frames.
 const MISSED: u64 = 1_000_000;
 const MISSED_FRAMES: u64 = 16;
 
-/// Bits times nanoseconds per second: what a rate of 1 bit/s gives in 1 ns.
+/// Bits times nanoseconds per second: the credit of 1 bit/s in 1 ns.
 const PER_BYTE: u64 = 8 * 1_000_000_000;
 
-/// A token bucket. Frames leave while it is not overdrawn, so that at most one frame and the burst are ahead of the rate.
+/// A token bucket. Frames may leave while it is not overdrawn, so at most one frame and the burst are ahead of the rate.
 ///
-/// It has no clock and no timer, and knows no rate: each is told, the rate for the time that has gone by. Rates are in bit/s.
+/// It has no clock, no timer and no rate: the caller passes the time, and the rate of the elapsed time. Rates are in bit/s.
 ///
 /// ```
 /// use ferroce::{Nanos, Pacer};
@@ -41,27 +41,27 @@ const PER_BYTE: u64 = 8 * 1_000_000_000;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Pacer {
-    /// What may be sent, less what is owed; in [units](PER_BYTE).
+    /// The credit, negative if overdrawn; in [units](PER_BYTE).
     credit: i64,
-    /// When that was so.
+    /// The time of this credit.
     since: Nanos,
-    /// When a frame that waits may leave; never if none does.
+    /// When a waiting frame may leave; never if none waits.
     ready: Nanos,
-    /// It has had something to send ever since a frame left or had to wait.
+    /// It has had frames to send ever since a frame left or had to wait.
     busy: bool,
     /// A full frame, in the same units.
     frame: u64,
 }
 
 impl Pacer {
-    /// For frames of at most so many bytes.
+    /// For frames of at most `frame` bytes.
     pub fn new(frame: u32) -> Pacer {
         let frame = u64::from(frame) * PER_BYTE;
         let credit = (BURST_FRAMES * frame) as i64;
         Pacer { credit, since: Nanos::ZERO, ready: Nanos::NEVER, busy: false, frame }
     }
 
-    /// Until `now` the rate has been this one.
+    /// Adds the credit of this rate since the last call, until `now`.
     #[inline]
     pub fn gain(&mut self, now: Nanos, rate: u64) {
         let gone = now.0.saturating_sub(self.since.0);
@@ -69,7 +69,7 @@ impl Pacer {
         let (frames, time) = if self.busy { (MISSED_FRAMES, MISSED) } else { (BURST_FRAMES, LATENESS) };
         let most = (frames * self.frame).max(rate.saturating_mul(time)) as i64;
         let gained = rate.saturating_mul(gone).min(i64::MAX as u64) as i64;
-        // What was gained at a higher rate, or while there was more to send, is too much now.
+        // Credit gained at a higher rate, or while there was more to send, is clamped.
         self.credit = self.credit.saturating_add(gained).min(most);
     }
 
@@ -80,37 +80,37 @@ impl Pacer {
         self.credit > 0
     }
 
-    /// What is lacking until the next frame may leave: it may after as many ns at a rate of 1 bit/s.
+    /// The missing credit until the next frame may leave, as ns at a rate of 1 bit/s.
     pub fn lacking(&self) -> u64 {
         self.credit.min(0).unsigned_abs() + 1
     }
 
-    /// The frame that was not admitted may leave then.
+    /// Sets the time at which the waiting frame may leave.
     #[inline]
     pub fn wait_until(&mut self, ready: Nanos) {
         (self.ready, self.busy) = (ready, true);
     }
 
-    /// When the frame may leave that was not admitted.
+    /// When the waiting frame may leave.
     #[inline]
     pub fn ready(&self) -> Nanos {
         self.ready
     }
 
-    /// A frame of so many bytes leaves.
+    /// A frame of `bytes` bytes leaves.
     #[inline]
     pub fn charge(&mut self, bytes: u32) {
         self.credit -= (u64::from(bytes) * PER_BYTE) as i64;
         self.busy = true;
     }
 
-    /// There is nothing to send.
+    /// There are no frames to send.
     #[inline]
     pub fn rest(&mut self) {
         self.busy = false;
     }
 
-    /// Whether so many frames take longer than `time`, in ns.
+    /// Whether this many frames take longer than `time`, in ns.
     pub(crate) fn takes_longer(&self, frames: u64, rate: u64, time: u64) -> bool {
         rate.saturating_mul(time) < frames * self.frame
     }
@@ -122,7 +122,7 @@ mod tests {
 
     const GIGABIT: u64 = 1_000_000_000;
 
-    /// At a rate that does not change.
+    /// At a constant rate.
     fn admits(pacer: &mut Pacer, now: u64, rate: u64) -> bool {
         pacer.gain(Nanos(now), rate);
         let admits = pacer.admits();
@@ -132,7 +132,7 @@ mod tests {
         admits
     }
 
-    /// A sender that always has something to send, woken by a wheel of so many ns. Returns when its frames left.
+    /// A sender that always has frames to send, woken by a wheel with this tick in ns. Returns the departure times.
     fn departures(rate: u64, frame: u32, tick: u64, end: u64) -> Vec<u64> {
         let mut pacer = Pacer::new(frame);
         let (mut now, mut left) = (1_000_000, Vec::new());
@@ -146,9 +146,9 @@ mod tests {
         left
     }
 
-    /// Over the longer of 1 ms and 200 packets at most 2 % off; never more than one frame and the burst ahead.
+    /// Over the longer of 1 ms and 200 packets at most 2 % deviation; never more than one frame and the burst ahead.
     #[test]
-    fn a_rate_is_kept_from_a_tenth_to_four_hundred_gigabits() {
+    fn rates_from_100_mbit_to_400_gbit_are_accurate() {
         for rate in [GIGABIT / 10, GIGABIT, 10 * GIGABIT, 25 * GIGABIT, 100 * GIGABIT, 400 * GIGABIT] {
             for frame in [320, 1100, 4170] {
                 let bits = 8 * u64::from(frame);
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// How many frames of 1000 bytes may leave at once.
+    /// The number of frames of 1000 bytes that may leave at once.
     fn burst(pacer: &mut Pacer, now: u64, rate: u64) -> u32 {
         let mut frames = 0;
         while admits(pacer, now, rate) {
@@ -185,21 +185,21 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_saves_a_burst_and_a_late_poll_what_was_missed_in_a_millisecond() {
+    fn a_pause_gains_a_burst_and_a_late_poll_one_millisecond() {
         let mut pacer = Pacer::new(1000);
         assert_eq!(burst(&mut pacer, 1000, GIGABIT), 3);
         assert_eq!(pacer.ready(), Nanos(1001));
-        // A second late: 1 ms at 1 Gb/s, and at a low rate a few frames.
+        // A second late: 1 ms at 1 Gb/s, and a few frames at a low rate.
         assert_eq!(burst(&mut pacer, 1_000_000_000, GIGABIT), 125);
         assert_eq!(burst(&mut pacer, 2_000_000_000, GIGABIT / 1000), 16);
-        // Nobody waited in the meantime.
+        // No frame was waiting meanwhile.
         pacer.rest();
         assert_eq!(burst(&mut pacer, 3_000_000_000, GIGABIT), 3);
     }
 
-    /// What was gained at a high rate, or by being late, is not spent at a low one, nor after a pause.
+    /// Credit gained at a high rate, or by being late, is not used at a low rate, nor after a pause.
     #[test]
-    fn a_credit_is_for_its_time() {
+    fn credit_is_clamped_at_a_lower_rate_and_after_a_pause() {
         let mut pacer = Pacer::new(1000);
         pacer.gain(Nanos(1_000_000), 400 * GIGABIT);
         assert_eq!(burst(&mut pacer, 1_000_000, GIGABIT), 3);

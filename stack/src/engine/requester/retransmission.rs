@@ -1,4 +1,4 @@
-//! When a requester sends again: the ACK timer, NAKs, and giving up (docs/protocol.md §4).
+//! Retransmission of a requester: the ACK timer, NAKs, and giving up (docs/protocol.md §4).
 
 use ferroce_driver::Nanos;
 use ferroce_wire::{Psn, RnrTimer};
@@ -12,7 +12,7 @@ use crate::telemetry::counters::Counter;
 use crate::verbs::WcStatus;
 
 impl QueuePair {
-    /// The time has come that it has waited for, or an earlier one that does not count any more.
+    /// A timer has expired, possibly an earlier one that is no longer relevant.
     pub(crate) fn on_timer(&mut self, shared: &mut Shared) {
         if self.reaction.as_ref().is_some_and(|reaction| reaction.ready() <= shared.now) {
             self.schedule(shared);
@@ -36,15 +36,15 @@ impl QueuePair {
         match self.waits_for(shared) {
             Wait::NextPoll => self.schedule(shared),
             wait if !self.scheduled => self.scheduled = shared.scheduler.wait(self.handle.0.index, wait),
-            // Its turn ends with what it waits for, but that may be far.
+            // Its turn ends with the state that it waits for, but that may be late.
             Wait::At(time) => shared.scheduler.at(self.handle.0.index, time),
             _ => {}
         }
         self.settle(shared);
     }
 
-    /// Asks for the ACK of requests that did not ask for one, by what is sent next, or else by their last packet once more.
-    /// Returns whether there are such requests, and nobody was asked.
+    /// Requests the ACK of lazy requests, by the next new packet, or else by retransmitting the last one. Returns whether
+    /// there are such requests, and no ACK was requested.
     #[cold]
     fn ask_late(&mut self, shared: &mut Shared) -> bool {
         let Some(timeout) = self.requester.ack_timeout() else { return false };
@@ -53,9 +53,9 @@ impl QueuePair {
         }
         let mut patience = timeout;
         self.requester.asking = match self.requester.asking {
-            // It waits for the port, or its turn.
+            // It waits for the port, or for its turn.
             Asking::Again => Asking::Again,
-            // A longer message has begun, and will ask.
+            // A longer message has started, and will request an ACK.
             _ if !self.is_lazy() => Asking::Done,
             Asking::Late if self.requester.cursor != self.sq.tail() => {
                 patience = timeout / 4;
@@ -72,7 +72,7 @@ impl QueuePair {
         true
     }
 
-    /// The newest packet is sent next, once more.
+    /// The newest packet is retransmitted next.
     fn step_back(&mut self, shared: &mut Shared) {
         let requester = &mut self.requester;
         requester.cursor = requester.cursor.wrapping_sub(1);
@@ -82,9 +82,8 @@ impl QueuePair {
         self.forget_newest(shared, direction);
     }
 
-    /// Lets the ACK timer run on if the pacer, or the staging of memory of a device, holds back what would ask for an answer: a
-    /// silence says nothing then.
-    /// Returns whether it does.
+    /// Extends the ACK timer if the pacer, or the staging of device memory, delays the packet that would request an answer:
+    /// a missing answer means nothing then. Returns whether it does.
     #[cold]
     fn extend_ack_timer(&mut self, shared: &mut Shared) -> bool {
         let Some(timeout) = self.requester.ack_timeout() else { return false };
@@ -113,7 +112,7 @@ impl QueuePair {
         self.retry(shared);
     }
 
-    /// A response that cannot be right unless an earlier one was lost: goes back, once.
+    /// A response that is only possible if an earlier one was lost: goes back, once.
     pub(crate) fn on_implied_nak(&mut self, shared: &mut Shared) {
         if self.requester.waits_for_receiver() || self.requester.implied_nak_seen {
             return;
@@ -124,15 +123,15 @@ impl QueuePair {
     }
 
     pub(crate) fn on_rnr_nak(&mut self, shared: &mut Shared, timer: RnrTimer, psn: Psn) {
-        /// The value of `rnr_retry` that means "without end".
+        /// The value of `rnr_retry` for an unlimited number of retries.
         const FOREVER: u8 = 7;
         let requester = &mut self.requester;
         let mut deadline = shared.now + timer.duration();
         requester.rnr_psn = psn;
         if requester.waits_for_receiver() {
             deadline = deadline.max(requester.rnr_deadline);
-            // Nothing was repeated since the one before, so this is no further retry, as long as a receiver
-            // can ask for with one NAK. After that it is one: NAKs must not put a sender off for ever.
+            // Nothing was retransmitted since the previous one, so this is not a further retry, within the longest time
+            // that one NAK can request. After that it is one: NAKs must not delay a sender forever.
             if shared.now.since(requester.rnr_began) <= RnrTimer::LONGEST.duration() {
                 requester.rnr_deadline = deadline;
                 return;
@@ -154,19 +153,19 @@ impl QueuePair {
         self.schedule(shared);
     }
 
-    /// A response found no room on its way to memory of a device: it is asked for again when there is some. That is no retry: the
-    /// peer is there.
+    /// There was no staging chunk for a response into device memory: it is requested again when there is one. This is not a
+    /// retry, because the peer responds.
     #[cold]
     pub(crate) fn await_room(&mut self, shared: &mut Shared, psn: Psn) {
         shared.count(Counter::RxStagingFull);
         if let Some(staged) = &mut self.staged {
-            // What has come is to make room.
+            // Copying the received data frees chunks.
             staged.responses.want();
         }
         match &mut self.selective {
             Some(selective) => selective.scoreboard.lose(psn),
             None => {
-                // Those behind it are on their way.
+                // The following packets are on their way.
                 self.requester.implied_nak_seen = true;
                 self.go_back(shared);
             }
@@ -182,7 +181,7 @@ impl QueuePair {
         self.schedule(shared);
     }
 
-    /// Sends again from the oldest packet that is not acknowledged, or gives up.
+    /// Retransmits from the oldest unacknowledged packet on, or gives up.
     fn retry(&mut self, shared: &mut Shared) {
         if self.requester.retries_left == 0 {
             shared.count(Counter::ReqTransportRetriesExceeded);

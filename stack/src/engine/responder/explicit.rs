@@ -1,5 +1,5 @@
-//! Requests with an answer of their own: READ, atomics, FLUSH, ATOMIC WRITE. The answer is owed, and kept for a
-//! duplicate of the request (`outcome.rs`).
+//! Requests with their own response: READ, atomics, FLUSH, ATOMIC WRITE. The response is owed, and kept for a duplicate
+//! request (`outcome.rs`).
 
 use ferroce_driver::Memory;
 use ferroce_wire::{Feth, Operation, Packet, PathMtu, Reth, Selectivity};
@@ -61,8 +61,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Host memory is coherent: what was written before is visible already, and only the right to
-    /// ask is checked. Unlike READ and WRITE, also for a length of 0 (docs/protocol.md §5).
+    /// Host memory is coherent: earlier writes are visible already, and only the right is checked. Unlike READ and WRITE,
+    /// also for a length of 0 (docs/protocol.md §5).
     pub(super) fn execute_flush(
         &mut self,
         shared: &mut Shared,
@@ -81,7 +81,7 @@ impl QueuePair {
                 .mrs
                 .grant(self.pd, self.handle, reth.rkey(), access, reth.va(), reth.length())
                 .map(drop),
-            // Address and length mean nothing then; rxe looks at neither.
+            // Address and length are meaningless then; rxe checks neither.
             Selectivity::MemoryRegion => shared.mrs.grant_whole(self.pd, self.handle, reth.rkey(), access),
         };
         allowed.map_err(|_| RequestRefusal::Access)?;
@@ -119,7 +119,7 @@ impl QueuePair {
         self.responder.outcomes.make_room().map_err(|TooMany| RequestRefusal::Invalid)
     }
 
-    /// Owes the answer to the request that is executed now.
+    /// Records the response to the current request as owed.
     fn remember(&mut self, packets: u32, answer: Answer) {
         let Responder { outcomes, expected, msn, .. } = &mut self.responder;
         outcomes.push(Outcome::new(*expected, packets, *msn, answer));

@@ -1,4 +1,4 @@
-//! What a responder owes, as frames: outcomes, NAKs, ACKs, in the order of the PSNs.
+//! Writes what a responder owes as frames: outcomes, NAKs, ACKs, in the order of the PSNs.
 
 use std::sync::atomic::Ordering;
 
@@ -16,25 +16,25 @@ use crate::verbs::{Access, Event, WcStatus};
 
 use super::{InboundMessage, Responder};
 
-/// What came of a turn to send an outcome.
+/// The result of a turn to send an outcome.
 enum Wrote {
-    /// A frame of so many bytes.
+    /// A frame of this length.
     Frame(usize),
-    /// The oldest turned out not to be owed any more; there may be others.
+    /// The oldest one is no longer owed; there may be others.
     NothingYet,
     /// None is owed.
     Nothing,
 }
 
 impl QueuePair {
-    /// Writes the next response frame but an ACK, if one is owed.
+    /// Writes the next response frame except an ACK, if one is owed.
     #[inline(always)]
     pub(crate) fn transmit_response(
         &mut self,
         shared: &mut Shared,
         slot: &mut FrameSlot<'_>,
     ) -> Option<usize> {
-        // No call where there is nothing to answer, as before most requests.
+        // Avoids a call if nothing is owed, as before most requests.
         while self.responder.outcomes.maybe_owe() {
             match self.write_outcome(shared, slot) {
                 Wrote::Frame(length) => return Some(length),
@@ -46,7 +46,7 @@ impl QueuePair {
         self.write_acknowledge(shared, slot, (psn, self.responder.msn), syndrome)
     }
 
-    /// The NAK that is owed, if it may go: it says too that everything before it was executed.
+    /// The owed NAK, if it may be sent: it also acknowledges everything before it.
     #[inline(always)]
     fn take_owed_nak(&mut self) -> Option<(Psn, Syndrome)> {
         let nak = self.responder.nak_owed?;
@@ -58,18 +58,18 @@ impl QueuePair {
         Some(nak)
     }
 
-    /// Whether bytes that were executed, or are to be sent as an answer, are not there yet.
+    /// Whether bytes of executed requests, or of a response, are not copied yet.
     #[inline(always)]
     fn holds_back(&self) -> bool {
         self.staged.is_some() && (self.is_landing() || self.may_owe_response())
     }
 
-    /// Whether a response may be owed, behind which an ACK must stay.
+    /// Whether a response may be owed, which an ACK must not overtake.
     pub(crate) fn may_owe_response(&self) -> bool {
         self.responder.outcomes.maybe_owe()
     }
 
-    /// Writes the NAK or the ACK that is owed. No response may be owed.
+    /// Writes the owed NAK or ACK. No response may be owed.
     pub(crate) fn transmit_acknowledgement(
         &mut self,
         shared: &mut Shared,
@@ -83,8 +83,7 @@ impl QueuePair {
         }
     }
 
-    /// Writes the ACK of everything that was executed, if one is owed and its time has come, be it
-    /// `ahead` of requests or behind them.
+    /// Writes the ACK of all executed requests, if one is owed and due, either `ahead` of requests or after them.
     #[inline(always)]
     pub(crate) fn transmit_acknowledge(
         &mut self,
@@ -115,17 +114,17 @@ impl QueuePair {
         self.write_acknowledge(shared, slot, (expected - 1, msn), Syndrome::ACK)
     }
 
-    /// When the ACK that is owed is to be thought of again, if one is.
+    /// When the owed ACK must be checked again, if one is owed.
     pub(crate) fn ack_due(&self, shared: &Shared) -> Option<Nanos> {
         let Responder { ack, expected, .. } = &self.responder;
         let now = self.ack_time(shared);
-        // Behind an answer that is being copied from memory of a device nothing is due.
+        // After a response that is being copied from device memory nothing is due.
         let is_due = ack.is_owed() && !(self.staged.is_some() && self.may_owe_response());
         is_due.then(|| ack.kept_until(*expected).filter(|until| *until > now).unwrap_or(shared.now))
     }
 
-    /// The time by which it is judged how long an ACK was kept back: nothing is if it hurries, nor where
-    /// selective repeat is agreed, whose requester takes silence for loss.
+    /// The time used to judge an ACK's delay: there is no delay in a hurry, or with selective repeat, whose requester
+    /// considers missing ACKs a loss.
     fn ack_time(&self, shared: &Shared) -> Nanos {
         if shared.hurry || self.selective.is_some() { Nanos::NEVER } else { shared.now }
     }
@@ -146,7 +145,7 @@ impl QueuePair {
         Some(frame.finish_with(shared.crc))
     }
 
-    /// Writes the next packet of the oldest outcome that is owed.
+    /// Writes the next packet of the oldest owed outcome.
     fn write_outcome(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Wrote {
         let Some(connection) = &self.connection else { return Wrote::Nothing };
         let Some(outcome) = self.responder.outcomes.next_owed() else {
@@ -166,12 +165,12 @@ impl QueuePair {
             Answer::Done => (Opcode::RC_READ_RESPONSE_ONLY, None),
             Answer::Read { va, rkey, length } => {
                 let (opcode, offset, bytes) = outcome.next_read_packet(connection.path_mtu);
-                // Checked for each packet: the region may have gone since the request came.
+                // Checked for each packet: the region may have been deregistered since the request arrived.
                 let va = va.wrapping_add(offset.into());
                 let grant = || shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, bytes);
                 match (length > 0).then(grant).transpose() {
                     Ok(grant) => (opcode, grant),
-                    // The peer has had all of it before, and may have let go of it since.
+                    // The peer has received all of it before, and may have revoked access since.
                     Err(_) if outcome.is_answered() => {
                         outcome.abandon();
                         shared.count(Counter::RxForgottenDuplicate);
@@ -187,7 +186,7 @@ impl QueuePair {
         };
         let Shared { mrs, counters, crc, .. } = shared;
         let apart = payload.filter(|grant| slot.wants_apart(grant.len()) && mrs.payload(*grant).is_some());
-        // READs see memory in their order, whoever writes there.
+        // READs see memory in their order, whichever thread writes it.
         std::sync::atomic::fence(Ordering::Acquire);
         let payload = match payload {
             None => (&[][..]).into(),
@@ -218,7 +217,7 @@ impl QueuePair {
         Wrote::Frame(slot.end(written))
     }
 
-    /// Writes a packet of a READ response whose bytes are in memory of a device.
+    /// Writes a packet of a READ response whose bytes are in device memory.
     #[cold]
     fn answer_from_device(
         &mut self,
@@ -237,11 +236,11 @@ impl QueuePair {
         }
     }
 
-    /// The memory of a READ went away, or its device failed, while its response was under way.
+    /// The memory of a READ was deregistered, or its device failed, before its response was complete.
     fn refuse_read_under_way(&mut self, shared: &mut Shared, psn: Psn, nak: Nak) {
         self.responder.silence();
         self.responder.nak_owed = Some((psn, Syndrome::Nak(nak)));
-        // A message behind the READ may have begun to come. It is not at fault.
+        // A message after the READ may have started. It is not at fault.
         self.responder.message = InboundMessage::None;
         let (status, event) = match nak {
             Nak::RemoteAccessError => (WcStatus::RemAccessErr, Event::QpAccessErr(self.handle)),

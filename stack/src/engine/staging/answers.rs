@@ -1,4 +1,4 @@
-//! What a queue pair answers from memory of a device: the responses to a peer's READs, gathered ahead.
+//! Responses of a queue pair from device memory: the data of a peer's READs, gathered in advance.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Pd, Qp};
 
-/// The bytes of the outcomes that are owed, in the order in which they are sent.
+/// The bytes of the owed outcomes, in the order in which they are sent.
 pub(crate) struct Answers {
     stream: Stream,
     planned: VecDeque<Planned>,
@@ -23,11 +23,11 @@ pub(crate) struct Answers {
 
 /// An outcome whose bytes are being gathered.
 struct Planned {
-    /// The packet that is sent next.
+    /// The next packet to send.
     next: Psn,
-    /// Where its bytes are in the stream.
+    /// The position of its bytes in the stream.
     position: u64,
-    /// Copies were started for everything before it; it counts from the first byte of the READ.
+    /// Copies were started for everything before it, counted from the first byte of the READ.
     offset: u32,
     limit: u32,
     va: u64,
@@ -35,7 +35,7 @@ struct Planned {
 }
 
 impl Planned {
-    /// Whether it is this outcome as it is owed now; a peer may have asked for something else meanwhile.
+    /// Whether it is this outcome as it is owed now; the peer may have requested another part meanwhile.
     fn is_of(&self, outcome: &Outcome) -> bool {
         let Answer::Read { va, rkey, .. } = outcome.answer else { return false };
         outcome.owes(self.next, self.limit) && (va, rkey) == (self.va, self.rkey)
@@ -50,14 +50,14 @@ enum AnswerState {
     Failed,
 }
 
-/// The outcomes of the queue pair, and the packet from which on what was executed is not visible.
+/// The outcomes of the queue pair, and the first packet whose execution is not visible.
 struct OwedAnswers<'a> {
     outcomes: &'a Outcomes,
     invisible: Option<Psn>,
 }
 
 impl OwedAnswers<'_> {
-    /// What is owed behind `last` and may be answered, in its order.
+    /// The owed outcomes after `last` that may be answered, in order.
     fn behind(&self, last: &Planned) -> impl Iterator<Item = &Outcome> {
         let is_visible = |next: &&Outcome| self.invisible.is_none_or(|psn| next.first_psn.distance(psn) <= 0);
         let order = self.outcomes.owed().take_while(is_visible);
@@ -65,7 +65,7 @@ impl OwedAnswers<'_> {
     }
 }
 
-/// What came of a turn to send an outcome of a device's memory.
+/// The result of a turn to send an outcome of device memory.
 pub(crate) enum FromDevice {
     Frame(usize),
     /// The bytes are not there yet, or there is no room for the frame.
@@ -73,7 +73,7 @@ pub(crate) enum FromDevice {
     Failed,
 }
 
-/// Outcomes that are gathered ahead.
+/// The most outcomes that are gathered in advance.
 const PLANNED_MAX: usize = 16;
 
 impl Answers {
@@ -94,7 +94,7 @@ impl Answers {
         self.planned.clear();
     }
 
-    /// Looks for the bytes of the packet that `outcome` owes next, and has them and what follows copied.
+    /// Looks up the bytes of the next packet of `outcome`, and starts copies of them and of the following ones.
     fn look_for(
         &mut self,
         shared: &mut Shared,
@@ -103,11 +103,11 @@ impl Answers {
         (path_mtu, bytes): (PathMtu, u32),
     ) -> AnswerState {
         if self.planned.front().is_none_or(|planned| !planned.is_of(outcome)) {
-            // The peer asks for something else.
+            // The peer requests another part.
             self.give_up(&mut shared.staging);
             self.plan(&shared.staging, outcome, path_mtu);
         }
-        // Also what was left at the end of a chunk, or it would stay while another is waited for.
+        // Includes the rest at the end of a chunk, which would otherwise stay while another chunk is waited for.
         let sent = self.planned.front().map_or(0, |planned| planned.position);
         self.stream.free(&mut shared.staging, sent);
         self.gather(shared, (qp, pd), owed, path_mtu);
@@ -158,7 +158,7 @@ impl Answers {
         }
     }
 
-    /// The packet that was looked for was sent.
+    /// The packet that was looked up was sent.
     fn advance(&mut self, pool: &mut StagingPool, bytes: u32, is_over: bool) {
         let Some(planned) = self.planned.front_mut() else { return };
         planned.next += 1;
@@ -175,7 +175,7 @@ impl Answers {
 }
 
 impl QueuePair {
-    /// Nothing is owed: what was gathered for it is not needed.
+    /// Nothing is owed: the gathered bytes are not needed.
     #[cold]
     pub(crate) fn settle_answers(&mut self, shared: &mut Shared) {
         if let Some(staged) = &mut self.staged {
@@ -183,7 +183,7 @@ impl QueuePair {
         }
     }
 
-    /// Writes the next packet of the oldest outcome that is owed, which reads memory of a device.
+    /// Writes the next packet of the oldest owed outcome, which reads device memory.
     #[cold]
     #[inline(never)]
     pub(crate) fn write_from_device(

@@ -1,4 +1,4 @@
-//! The copies of one device that are under way, and who waits to begin one.
+//! The outstanding copies of one device, and the queue pairs that wait to start one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ pub(super) struct Copier {
 
 pub(super) struct Lane {
     pub(super) queue: Box<dyn Queue>,
-    /// Copies up to it may be of a queue pair that is gone: what lands where they do comes after them.
+    /// Copies up to it may be of a queue pair that no longer exists: later copies to the same memory must come after them.
     pub(super) abandoned: Ticket,
-    /// Those that are not known to have ended, by their tickets.
+    /// Those that are not known to have ended, by ticket.
     pub(super) flights: VecDeque<CopyUnderWay>,
-    /// All up to it have ended, and one behind it has failed.
+    /// All up to it have ended, and one after it has failed.
     ended: Ticket,
     failed: Option<Failed>,
-    /// Queue pairs that found it full, in this order.
+    /// Queue pairs that found the queue full, in order.
     pub(super) behind: VecDeque<Behind>,
-    /// Copies that have ended since some were told so.
+    /// The number of copies that have ended since queue pairs were last notified.
     room: usize,
 }
 
-/// Who waits for room in the queue of a device.
+/// A queue pair that waits for room in the queue of a device.
 pub(super) struct Behind {
     pub(super) qp: Qp,
-    /// It was told that there is some. If it is still here in the next poll, it needs none any more.
+    /// It was notified of room. If it is still here in the next poll, it needs none any more.
     pub(super) is_told: bool,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct CopyUnderWay {
 }
 
 impl Copier {
-    /// The queues of a device, to and from this staging; up to `max_qps` queue pairs wait for one.
+    /// Opens the queues of a device, to and from this staging; up to `max_qps` queue pairs wait for one.
     pub(super) fn open(
         device: &Arc<dyn Device>,
         staging: &Staging,
@@ -64,11 +64,11 @@ impl Copier {
                 room: 0,
             })
         };
-        // What is received waits in its batches.
+        // Received data waits in its batches.
         Ok(Copier { device: Arc::clone(device), gathers: lane(max_qps)?, scatters: lane(0)? })
     }
 
-    /// Whether no copy is under way.
+    /// Whether no copy is outstanding.
     pub(super) fn is_idle(&self) -> bool {
         self.gathers.flights.is_empty() && self.scatters.flights.is_empty()
     }
@@ -99,7 +99,7 @@ impl Lane {
         started
     }
 
-    /// The next that waits, if a copy has ended, or none is under way. It is to be told.
+    /// The next waiting queue pair, if a copy has ended, or none is outstanding. It must be notified.
     pub(super) fn next_behind(&mut self) -> Option<Qp> {
         let next = self.behind.iter_mut().find(|behind| !behind.is_told);
         let Some(next) = next.filter(|_| self.room > 0 || self.flights.is_empty()) else {
@@ -111,20 +111,20 @@ impl Lane {
         Some(next.qp)
     }
 
-    /// The oldest copy, if it has ended by `now`, and why it has failed, if it has.
+    /// The oldest copy, if it has ended by `now`, and its error, if it has failed.
     pub(super) fn next_ended(&mut self, now: Nanos) -> Option<(CopyUnderWay, Option<GpuError>)> {
         let oldest = self.flights.front()?.ticket;
         if self.ended < oldest && self.failed.is_none() {
             match self.queue.done(now) {
                 Ok(done) => self.ended = done,
                 Err(failed) => {
-                    // All before it have ended well.
+                    // All before it have succeeded.
                     self.ended = Ticket(failed.ticket.0 - 1);
                     self.failed = Some(failed);
                 }
             }
         }
-        // One before it was never told to have been submitted.
+        // A failed one may never have been submitted.
         let failed = self.failed.take_if(|failed| failed.ticket <= oldest);
         let failure = failed.filter(|failed| failed.ticket == oldest).map(|failed| failed.source);
         if failure.is_none() && self.ended < oldest {

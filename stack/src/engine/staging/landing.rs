@@ -1,4 +1,4 @@
-//! Bytes that were received for memory of a device: copied to it in batches, and what must wait until they are there.
+//! Received bytes for device memory: copied to it in batches, and the completions and acknowledgements that wait for them.
 
 use std::collections::VecDeque;
 
@@ -11,22 +11,22 @@ use super::{Purpose, StagingPool, Target};
 use crate::engine::shared::Shared;
 use crate::verbs::{Cq, MAX_RD_ATOMIC, Qp, WcStatus, WorkCompletion};
 
-/// What one queue pair has received for memory of devices, in order.
+/// The received bytes of one queue pair for device memory, in order.
 pub(crate) struct Landing {
     purpose: Purpose,
-    /// Oldest first. Those that are not copied yet are the last.
+    /// The oldest first. Those that are not being copied yet are the last.
     batches: VecDeque<LandingBatch>,
-    /// A request found too few, and it is in line for them.
+    /// A request found too few chunks, and is queued for them.
     waits: bool,
-    /// Chunks for what READs have asked for, or for a request that found none and is to come again.
+    /// Chunks for requested READs, or for a request that found none and will be retransmitted.
     reserved: Vec<u16>,
-    /// The parts that READs have asked for, in order: the PSN behind each, and its chunks.
+    /// The requested parts of READs, in order: the PSN after each, and its chunks.
     parts: VecDeque<(Psn, usize)>,
-    /// Completions behind a batch, in order.
+    /// Completions that wait for a batch, in order.
     completions: VecDeque<CompletionBehind>,
-    /// The peer has asked for an acknowledgement that is not due before the bytes are there.
+    /// The peer has requested an acknowledgement that is not due before the bytes are there.
     pub(crate) asked: bool,
-    /// What was acknowledged last while something was not there.
+    /// The last PSN acknowledged while some bytes were not there.
     pub(crate) acknowledged: Psn,
 }
 
@@ -34,23 +34,23 @@ pub(crate) struct Landing {
 struct LandingBatch {
     number: u64,
     chunk: u16,
-    /// `None` for memory of the host, which is written behind all that came before.
+    /// `None` for host memory, which is written after all earlier bytes.
     copier: Option<u8>,
     filled: usize,
     state: BatchState,
-    /// The packet that its first bytes came with, and the messages complete before.
+    /// The packet of its first bytes, and the messages complete before.
     first: (Psn, u32),
-    /// The poll in which its last bytes came.
+    /// The poll in which its last bytes arrived.
     poll: u64,
-    /// Something waits for it.
+    /// Another action waits for it.
     is_wanted: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BatchState {
-    /// It takes more bytes.
+    /// It accepts more bytes.
     Open,
-    /// It is to be copied.
+    /// It must be copied.
     Closed,
     /// It is being copied.
     Copying(Ticket),
@@ -58,7 +58,7 @@ enum BatchState {
     Failed,
 }
 
-/// Which batch takes bytes of a packet, by its place; and what it holds then.
+/// The batch that holds bytes of a packet, by its place; and its contents then.
 struct Joined {
     copier: Option<u8>,
     batch: usize,
@@ -72,25 +72,25 @@ struct CompletionBehind {
     cq: Cq,
     completion: WorkCompletion,
     solicited: bool,
-    /// It is told even if it is a success.
+    /// It is delivered even if it is successful.
     is_told: bool,
 }
 
-/// What was received and is not being copied yet.
+/// Received bytes that are not being copied yet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CopiesLeft {
     None,
-    /// It is to be when a copy has ended, or more has come.
+    /// They are copied when a copy has ended, or more has arrived.
     Later,
-    /// It is to be in one of the next polls.
+    /// They are copied in one of the next polls.
     Soon,
 }
 
-/// There are not so many chunks for what has come.
+/// There are fewer chunks than needed for the received bytes.
 #[derive(Debug)]
 pub(crate) struct NoRoom(pub(crate) usize);
 
-/// Where bytes go: a region, what copies for it if it is a device's, and the offset there.
+/// The destination of bytes: a region, its copier for device memory, and the offset.
 #[derive(Clone, Copy)]
 pub(crate) struct LandingPlace {
     pub(crate) region: u32,
@@ -101,7 +101,7 @@ pub(crate) struct LandingPlace {
 impl Landing {
     /// With room for what a queue of `depth` requests can bring.
     pub(crate) fn new(purpose: Purpose, pool: &StagingPool, depth: u32) -> Landing {
-        // Those that have no chunks any more stay until they are complete.
+        // Parts without chunks stay until they are complete.
         let reads = if purpose == Purpose::Responses { pool.limit() + usize::from(MAX_RD_ATOMIC) } else { 0 };
         Landing {
             purpose,
@@ -115,7 +115,7 @@ impl Landing {
         }
     }
 
-    /// Whether everything that has come is there.
+    /// Whether all received bytes are there.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.batches.is_empty()
@@ -126,7 +126,7 @@ impl Landing {
         self.batches.front().map(|batch| batch.first)
     }
 
-    /// Whether something that was executed before `psn` is not visible; then it is wanted.
+    /// Whether a request executed before `psn` is not visible; then it is wanted.
     pub(crate) fn hides(&mut self, psn: Psn) -> bool {
         let hides = self.invisible().is_some_and(|(invisible, _)| psn.distance(invisible) > 0);
         if hides {
@@ -135,7 +135,7 @@ impl Landing {
         hides
     }
 
-    /// Takes the bytes that came with the packet `first` for these places, or none of them.
+    /// Accepts all bytes of the packet `first` for these places, or none of them.
     pub(crate) fn take(
         &mut self,
         shared: &mut Shared,
@@ -167,8 +167,8 @@ impl Landing {
         Ok(())
     }
 
-    /// Which batches take the bytes of a packet, by their places: those that are not there yet are behind the others. What comes
-    /// with one packet may come in any order.
+    /// The batches for the bytes of a packet, by place: new batches come after the existing ones. The bytes of one packet
+    /// may be written in any order.
     fn plan(&self, pool: &StagingPool, parts: &[(LandingPlace, &[u8])]) -> ArrayVec<usize, MAX_PIECES> {
         let mut plan = ArrayVec::new();
         let mut joined = ArrayVec::<Joined, MAX_PIECES>::new();
@@ -178,7 +178,7 @@ impl Landing {
             if let Some(of) = joined.iter_mut().find(|of| of.copier == place.copier) {
                 let earlier = self.batches.get(of.batch);
                 let overlaps = earlier.is_some_and(|batch| batch.writes(pool, place, len));
-                // What goes on where the batch ends takes no place there, and was counted.
+                // Bytes that continue the end of the batch need no further target, and were counted.
                 if of.targets >= MAX_PIECES || of.filled + len > pool.chunk_bytes() || overlaps {
                     (of.batch, of.filled, of.targets) = (behind, 0, 0);
                     behind += 1;
@@ -206,7 +206,7 @@ impl Landing {
         plan
     }
 
-    /// A batch for bytes that go there, in a chunk that is at hand.
+    /// A batch for bytes with this destination, in a reserved chunk.
     fn begin(
         &mut self,
         pool: &mut StagingPool,
@@ -237,7 +237,7 @@ impl Landing {
         true
     }
 
-    /// Has so many chunks at hand for these bytes.
+    /// Reserves chunks for these bytes.
     fn make_room(
         &mut self,
         pool: &mut StagingPool,
@@ -251,7 +251,8 @@ impl Landing {
         }
         let (owner, reserved) = ((qp, self.purpose), &mut self.reserved);
         let has_all = match self.purpose {
-            // What was reserved for the parts is used up, or others had it: there may be more, but no READ waits for that.
+            // The chunks reserved for the parts are used up, or were given up: there may be others, but no READ waits for
+            // them.
             Purpose::Responses => pool.take_spare(now, owner, lacking, reserved),
             _ => pool.take_all(now, owner, lacking, reserved),
         };
@@ -264,7 +265,8 @@ impl Landing {
             return Err(NoRoom(chunks));
         }
         self.waits = true;
-        // When it comes again what it would have joined may be full. Whoever waits keeps none, or all might wait for each other.
+        // When it is retransmitted, the batch that it would have joined may be full. A waiting queue pair keeps none, or
+        // all might wait for each other.
         let is_first = |(index, (place, _)): &(usize, &(LandingPlace, &[u8]))| {
             parts[..*index].iter().all(|(earlier, _)| earlier.copier != place.copier)
         };
@@ -274,19 +276,19 @@ impl Landing {
         Err(NoRoom(chunks))
     }
 
-    /// Keeps chunks for a request that found too few, which is to come again. Returns whether there are so many.
+    /// Keeps chunks for a request that found too few, and that will be retransmitted. Returns whether there are enough.
     pub(crate) fn keep(&mut self, pool: &mut StagingPool, now: Nanos, qp: Qp, chunks: usize) -> bool {
         pool.take_all(now, (qp, self.purpose), chunks, &mut self.reserved)
     }
 
-    /// So many chunks more are for what comes of the parts.
+    /// This many more chunks are used for the data of the parts.
     fn count_in(&mut self, chunks: usize) {
         if let Some((_, promised)) = self.parts.front_mut() {
             *promised += chunks;
         }
     }
 
-    /// The newest batch that moves bytes as these are, for the same device; what is the host's is written behind all else.
+    /// The newest batch for the same device; bytes for host memory are written after all others.
     fn newest_for(&self, place: LandingPlace) -> Option<usize> {
         match place.copier {
             None => self.batches.len().checked_sub(1),
@@ -294,8 +296,8 @@ impl Landing {
         }
     }
 
-    /// Room for the responses to a READ into memory of so many `devices`, of which `packets` from `psn` on are to be asked for: so
-    /// many of them may be. `None` if there is none; then the queue pair waits for it.
+    /// Chunks for the responses to a READ into memory of this many `devices`, of which `packets` from `psn` on are to be
+    /// requested: returns how many may be. `None` if there are no chunks; then the queue pair waits for them.
     pub(crate) fn reserve(
         &mut self,
         pool: &mut StagingPool,
@@ -303,7 +305,7 @@ impl Landing {
         (qp, devices): (Qp, usize),
         (psn, packets, shift): (Psn, u32, u32),
     ) -> Option<u32> {
-        // What is asked for again is promised anew, and ends where it ended before: the peer knows these READs.
+        // A repeated request is reserved anew, and ends where it ended before: the peer knows these READs.
         let known = self.parts.iter().position(|(end, _)| end.distance(psn) > 0);
         let (index, packets) = match known {
             Some(index) => {
@@ -314,12 +316,12 @@ impl Landing {
         };
         let promised = self.promised();
         let in_chunk = (pool.chunk_bytes() >> shift) as u32;
-        // One packet may be for each of the devices; what lies in chunks of all but one may be short.
+        // One packet may be for each of the devices; all but one chunk may be short.
         let short = devices.saturating_sub(1);
         let wanted = (packets.div_ceil(in_chunk) as usize + short).min(pool.share().max(devices));
         let lacking = (promised + devices).saturating_sub(self.reserved.len());
         if lacking > 0 && !pool.take_all(now, (qp, Purpose::Awaited), lacking, &mut self.reserved) {
-            // What has come waits for no more, and makes room.
+            // Received data waits no longer, and frees chunks.
             self.want();
             pool.note_open(qp, true);
             return None;
@@ -331,18 +333,18 @@ impl Landing {
         let count = packets.min((chunks - short) as u32 * in_chunk);
         match self.parts.get_mut(index) {
             Some((end, promised)) if end.distance(psn) as u32 == count => *promised = chunks,
-            // The peer may know the READ as it was asked for before, or as it is now: nothing that is asked for again ends between.
+            // The peer may know the READ as requested before, or as now: no repeated request ends in between.
             _ => self.parts.insert(index, (psn + count, chunks)),
         }
         Some(count)
     }
 
-    /// Chunks for what has not come of the parts.
+    /// Chunks for data of the parts that has not arrived.
     fn promised(&self) -> usize {
         self.parts.iter().map(|(_, chunks)| chunks).sum()
     }
 
-    /// Everything before `una` has come: what was reserved for it and is not needed is given back.
+    /// Everything before `una` has arrived: reserved chunks that are not needed are released.
     pub(crate) fn settle(&mut self, pool: &mut StagingPool, una: Psn) {
         while self.parts.front().is_some_and(|(end, _)| end.distance(una) <= 0) {
             self.parts.pop_front();
@@ -354,26 +356,26 @@ impl Landing {
         }
     }
 
-    /// Gives back the room of what READs have asked for: what comes of it may find none, and is asked for again. Returns whether
-    /// there was any.
+    /// Releases the chunks of requested READs: if their data then finds none, it is requested again. Returns whether there
+    /// were any.
     pub(crate) fn yield_parts(&mut self, pool: &mut StagingPool) -> bool {
-        // What has come of them waits for no more.
+        // Received data of them waits no longer.
         self.want();
         let held_any = !self.reserved.is_empty();
-        // What they are stays: the peer knows these READs.
+        // The parts stay: the peer knows these READs.
         self.parts.iter_mut().for_each(|(_, chunks)| *chunks = 0);
         self.reserved.drain(..).for_each(|chunk| pool.release(chunk));
         held_any
     }
 
-    /// Nothing that READs have asked for will come any more.
+    /// No more data of requested READs will arrive.
     pub(crate) fn give_up_parts(&mut self, pool: &mut StagingPool) {
         self.parts.clear();
         self.reserved.drain(..).for_each(|chunk| pool.release(chunk));
     }
 
-    /// A completion waits for all that has come, and is told then, if it `is_told` or has failed. Returns whether there is
-    /// something to wait for.
+    /// Makes a completion wait for all received bytes; it is delivered then if it `is_told` or has failed. Returns whether
+    /// there is anything to wait for.
     pub(crate) fn defer(
         &mut self,
         cq: Cq,
@@ -391,21 +393,21 @@ impl Landing {
         !self.completions.is_empty()
     }
 
-    /// A message has ended, or an answer waits: what has come is wanted now.
+    /// A message has ended, or a response waits: the received bytes are wanted now.
     pub(crate) fn want(&mut self) {
         for batch in self.batches.iter_mut().rev().take_while(|batch| !batch.is_wanted) {
             batch.is_wanted = true;
         }
     }
 
-    /// Starts the copies that are due at the end of a poll: of what is full, or wanted, or has grown no more, unless what comes next
-    /// has no chunk but that.
+    /// Starts the copies due at the end of a poll: of batches that are full, or wanted, or have stopped growing, unless the
+    /// next bytes have no other chunk.
     pub(crate) fn start_copies(&mut self, shared: &mut Shared, qp: Qp) -> CopiesLeft {
         let Shared { staging, mrs, now, poll, .. } = shared;
         let mut left = CopiesLeft::None;
         for index in 0..self.batches.len() {
             let batch = &self.batches[index];
-            // What is the host's is written in its turn.
+            // Host memory is written in its turn.
             let Some(copier) = batch.copier else { continue };
             match batch.state {
                 BatchState::Open if !batch.is_wanted && batch.poll == *poll => return CopiesLeft::Soon,
@@ -442,7 +444,7 @@ impl Landing {
         left
     }
 
-    /// Whether the responses that READs have asked for are to come into the chunks that have some.
+    /// Whether responses to requested READs should use partly filled chunks.
     fn fills_up(&self) -> bool {
         self.reserved.is_empty() && !self.parts.is_empty()
     }
@@ -454,7 +456,7 @@ impl Landing {
         }
     }
 
-    /// Takes out the oldest batch that is there. `None` if there is none.
+    /// Removes the oldest batch that is there. `None` if there is none.
     pub(crate) fn pop_ended(&mut self, Shared { staging: pool, mrs, .. }: &mut Shared) -> Option<()> {
         if let Some(batch) = self.batches.front_mut().filter(|batch| batch.copier.is_none()) {
             pool.carry_out(batch.chunk, mrs);
@@ -470,7 +472,7 @@ impl Landing {
         self.batches.front().is_some_and(|batch| batch.state == BatchState::Failed)
     }
 
-    /// Takes out the next completion that waits for nothing any more.
+    /// Removes the next completion that need not wait any more.
     pub(crate) fn pop_completion(&mut self) -> Option<(Cq, WorkCompletion, bool)> {
         let oldest = self.batches.front().map_or(u64::MAX, |batch| batch.number);
         loop {
@@ -482,8 +484,8 @@ impl Landing {
         }
     }
 
-    /// What is not being copied never will be. What waits for that, or for what has failed, ends in error: the first with
-    /// `status`, the others flushed. Returns whether there was one.
+    /// Bytes that are not being copied never will be. Completions that wait for them, or for a failed copy, end in error:
+    /// the first with `status`, the others flushed. Returns whether there was one.
     pub(crate) fn give_up(&mut self, pool: &mut StagingPool, status: WcStatus) -> bool {
         self.give_up_parts(pool);
         let is_lost = |batch: &LandingBatch| {
@@ -497,7 +499,7 @@ impl Landing {
             let told = &mut behind.completion.status;
             match status.take() {
                 Some(status) if *told == WcStatus::Success => *told = status,
-                // It has failed by itself, and is the first.
+                // It has its own error, and is the first.
                 Some(_) => {}
                 None => *told = WcStatus::WrFlushErr,
             }
@@ -512,7 +514,7 @@ impl Landing {
         status.is_none()
     }
 
-    /// The queue pair is reset: what is being copied ends without it.
+    /// The queue pair is reset: outstanding copies end without it.
     pub(crate) fn reset(&mut self, pool: &mut StagingPool) {
         self.give_up_parts(pool);
         for batch in self.batches.drain(..) {
@@ -537,12 +539,12 @@ impl LandingBatch {
             && !self.writes(pool, place, len)
     }
 
-    /// Whether it writes to some of these bytes.
+    /// Whether it writes some of these bytes.
     fn writes(&self, pool: &StagingPool, place: &LandingPlace, len: usize) -> bool {
         pool.targets(self.chunk).iter().any(|target| target.overlaps(place.region, place.offset, len))
     }
 
-    /// Whether both write somewhere.
+    /// Whether both write some of the same bytes.
     fn overlaps(&self, pool: &StagingPool, other: &LandingBatch) -> bool {
         let others = pool.targets(other.chunk);
         let meets = |target: &Target| others.iter().any(|o| target.overlaps(o.region, o.offset, o.len));

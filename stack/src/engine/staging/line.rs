@@ -1,23 +1,23 @@
-//! Who waits for chunks, in the order in which they get them.
+//! Queue pairs that wait for chunks, in the order in which they get them.
 
 use std::collections::VecDeque;
 
 use super::{Line, Purpose};
 use crate::verbs::Qp;
 
-/// The queue pairs that found too few chunks. Each has one place for each purpose.
+/// The queue pairs that found too few chunks. Each has one place per purpose.
 pub(crate) struct Lines([VecDeque<InLine>; Line::COUNT]);
 
-/// Who found too few chunks.
+/// A queue pair that found too few chunks.
 #[derive(Clone, Copy)]
 pub(crate) struct InLine {
     pub(crate) qp: Qp,
     pub(crate) purpose: Purpose,
-    /// So many are needed at the same time.
+    /// The number of chunks needed at the same time.
     pub(crate) chunks: usize,
-    /// The peer has asked for what is to be sent, and keeps chunks for it.
+    /// The peer has requested the data to send, and holds chunks for it.
     pub(crate) is_awaited: bool,
-    /// It was told that there are so many. If it is still here in the next poll, it needs them no more.
+    /// It was notified that there are enough. If it is still here in the next poll, it needs them no more.
     pub(crate) is_offered: bool,
 }
 
@@ -26,23 +26,23 @@ impl Lines {
         Lines(Default::default())
     }
 
-    /// Has room for so many queue pairs.
+    /// Reserves room for this many queue pairs.
     pub(crate) fn reserve(&mut self, qps: usize) {
-        // Each waits for no more than two purposes of one line.
+        // Each waits for at most two purposes of one queue.
         self.0.iter_mut().for_each(|line| line.reserve(2 * qps));
     }
 
-    /// Whether nobody waits for chunks for this, or for what has the same line.
+    /// Whether no queue pair waits for chunks for this purpose, or for one in the same queue.
     pub(crate) fn is_empty(&self, purpose: Purpose) -> bool {
         self.0[purpose.line() as usize].is_empty()
     }
 
-    /// The first of each line in which somebody waits.
+    /// The first of each nonempty queue.
     pub(crate) fn first(&self) -> impl Iterator<Item = &InLine> {
         self.0.iter().filter_map(VecDeque::front)
     }
 
-    /// Whether it is the turn of `qp` if `left` chunks are there, of which it needs so many. If not, it waits.
+    /// Whether it is the turn of `qp`, which needs `chunks` of the `left` ones. If not, it waits.
     pub(crate) fn has_turn(&mut self, qp: Qp, purpose: Purpose, chunks: usize, left: usize) -> bool {
         let line = &mut self.0[purpose.line() as usize];
         let place = line.iter().position(|waiting| waiting.is(qp, purpose));
@@ -56,17 +56,17 @@ impl Lines {
         has_turn
     }
 
-    /// Lets `qp` wait for chunks.
+    /// Queues `qp` for chunks.
     pub(crate) fn wait(&mut self, qp: Qp, purpose: Purpose, chunks: usize) {
         let line = &mut self.0[purpose.line() as usize];
         match line.iter_mut().find(|waiting| waiting.is(qp, purpose)) {
-            // Another was quicker, if it was told.
+            // If it was notified, another one was faster.
             Some(waiting) => (waiting.chunks, waiting.is_offered) = (chunks, false),
             None => line.push_back(InLine { qp, purpose, chunks, is_awaited: false, is_offered: false }),
         }
     }
 
-    /// Lets `qp` wait for a chunk ahead of others, for its peer waits for what is sent from that.
+    /// Moves `qp` to the front, because its peer waits for the data.
     pub(crate) fn hasten(&mut self, qp: Qp, purpose: Purpose) {
         let line = &mut self.0[purpose.line() as usize];
         let place = line.iter().position(|waiting| waiting.is(qp, purpose) && !waiting.is_awaited);
@@ -76,12 +76,12 @@ impl Lines {
         }
     }
 
-    /// `qp` waits for no chunk any more for this.
+    /// `qp` no longer waits for chunks for this purpose.
     pub(crate) fn leave(&mut self, qp: Qp, purpose: Purpose) {
         self.0[purpose.line() as usize].retain(|waiting| !waiting.is(qp, purpose));
     }
 
-    /// `qp` waits for no chunk any more.
+    /// `qp` no longer waits for chunks.
     pub(crate) fn leave_all(&mut self, qp: Qp) {
         self.0.iter_mut().for_each(|line| line.retain(|waiting| waiting.qp != qp));
     }
@@ -92,7 +92,7 @@ impl Lines {
         sends.iter().chain(awaited).any(|waiting| waiting.qp == qp)
     }
 
-    /// The next that has its turn, where so many chunks are left to each line. It is to be told.
+    /// The next one whose turn it is, with this many chunks left for each queue. It must be notified.
     pub(crate) fn next_offer(&mut self, left: [usize; Line::COUNT]) -> Option<Qp> {
         self.0.iter_mut().zip(left).find_map(|(line, mut left)| {
             let fits =
@@ -103,7 +103,7 @@ impl Lines {
         })
     }
 
-    /// Whoever was told in the last poll that it has its turn, and is still here, needs no chunks.
+    /// A queue pair that was notified of its turn in the last poll, and is still here, needs no chunks.
     pub(crate) fn end_offers(&mut self) {
         self.0.iter_mut().for_each(|line| line.retain(|waiting| !waiting.is_offered));
     }

@@ -1,4 +1,4 @@
-//! What a queue pair receives for memory of a device, and what waits until it is there: acknowledgements, answers, completions.
+//! Received data of a queue pair for device memory, and the acknowledgements, responses and completions that wait for it.
 
 use std::time::Duration;
 
@@ -17,45 +17,45 @@ use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Cq, Event, QpState, Sge, WcOpcode, WcStatus, WorkCompletion};
 
-/// What a queue pair has more once it has to do with memory of a device.
+/// The additional state of a queue pair that uses device memory.
 pub(crate) struct Staged {
     pub(crate) sends: Sends,
     pub(crate) answers: Answers,
-    /// Of the peer's requests.
+    /// For the peer's requests.
     pub(crate) requests: Landing,
-    /// Of the responses to its READs.
+    /// For the responses to its READs.
     pub(crate) responses: Landing,
-    /// What the request waits for that was refused last.
+    /// What the request refused last waits for.
     refused: Option<Refused>,
-    /// The request that was asked for last, once there were chunks for it.
+    /// The request that was last requested again, after chunks were free.
     asked_for: Option<Psn>,
-    /// The region that the oldest request has invalidated, while it is copied.
+    /// The region invalidated by the oldest request, while it is copied.
     invalidated: Option<u32>,
-    /// No more receives of the SRQ will complete than those that wait for their bytes.
+    /// No more receives of the SRQ will complete except those that wait for their bytes.
     owes_last_wqe: bool,
 }
 
-/// A request that could not be taken, and is asked for again when it can.
+/// A request that could not be accepted, and is requested again when it can.
 struct Refused {
     awaits: Awaits,
-    /// So often it has come again in vain.
+    /// How often it was retransmitted without success.
     repeats: u8,
 }
 
-/// So often a request may come again in vain before its peer is told to wait: if RNR NAKs are what ends a connection, then not for
-/// a repetition which the peer did not wait for.
+/// How often a request may be retransmitted without success before its peer gets an RNR NAK: if RNR NAKs end a connection,
+/// this must not be caused by retransmissions without a wait.
 const REPEATS: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaits {
-    /// So many chunks.
+    /// This many chunks.
     Chunks(usize),
-    /// That nothing lands any more.
+    /// The end of all outstanding copies.
     Landing,
 }
 
 impl QueuePair {
-    /// Makes room for what goes to and comes from memory of devices, unless that was done.
+    /// Allocates the state for device memory, unless done before.
     pub(crate) fn stage(&mut self, shared: &Shared) {
         if self.staged.is_none() {
             let pool = &shared.staging;
@@ -72,13 +72,13 @@ impl QueuePair {
         }
     }
 
-    /// The packet that is executed: what lies before it may be visible.
+    /// The packet being executed: everything before it may be visible.
     fn this_request(&self) -> (Psn, u32) {
         (self.responder.expected_psn(), self.responder.msn())
     }
 
-    /// Takes bytes of a request for the oldest receive, each from this byte of it on, as far as they are for memory of devices, or
-    /// also for memory of the host, behind what lands.
+    /// Accepts bytes of a request for the oldest receive, each from this byte of it on, as far as they are for device
+    /// memory, or also for host memory, after outstanding copies.
     #[cold]
     #[inline(never)]
     pub(crate) fn land_receive(
@@ -96,7 +96,7 @@ impl QueuePair {
         self.await_chunks(shared, taken)
     }
 
-    /// Takes bytes of a WRITE for memory of a device, or for memory of the host behind that.
+    /// Accepts bytes of a WRITE for device memory, or for host memory after outstanding copies.
     #[cold]
     #[inline(never)]
     pub(crate) fn land_write(
@@ -118,7 +118,7 @@ impl QueuePair {
         self.await_chunks(shared, taken)
     }
 
-    /// Takes bytes of a response to the READ `number`, from byte `skip` of it on, as far as they are for memory of devices.
+    /// Accepts bytes of a response to the READ `number`, from byte `skip` of it on, as far as they are for device memory.
     #[cold]
     #[inline(never)]
     pub(crate) fn land_response(
@@ -134,8 +134,9 @@ impl QueuePair {
         staged.responses.take(shared, handle, &parts, (Psn::default(), 0))
     }
 
-    /// How many packets of a READ may be asked for, of `packets` from `psn` on: all, unless they are for memory of a device that
-    /// has less room. `None` if there is none now. Without selective repeat one part of a READ is asked for at a time.
+    /// How many packets of a READ may be requested, of `packets` from `psn` on: all, unless they are for device memory and
+    /// there are fewer chunks. `None` if there are none now. Without selective repeat one part of a READ is requested at a
+    /// time.
     #[cold]
     #[inline(never)]
     pub(crate) fn reserve_read(
@@ -159,19 +160,19 @@ impl QueuePair {
         let asked = (psn, packets, shift);
         let Staged { responses, sends, .. } = &mut **self.staged.as_mut()?;
         let mut reserved = responses.reserve(&mut shared.staging, now, (handle, devices), asked);
-        // With selective repeat a READ that is asked for again holds up nothing.
+        // With selective repeat a repeated READ delays nothing.
         let holds_up = !is_selective || psn.distance(self.requester.sent()) >= 0;
         if reserved.is_none() && number == self.sq.head() && holds_up && !sends.is_copying() {
-            // What was gathered for the sends behind it may hold the room, and they wait for it.
+            // The sends after it may hold the chunks, and wait for it.
             self.give_up_sends(shared);
             let responses = &mut self.staged.as_mut()?.responses;
             reserved = responses.reserve(&mut shared.staging, now, (handle, devices), asked);
         }
-        // Selective repeat has parts of its own, and asks again for what found no room of one.
+        // Selective repeat has its own parts, and requests again what found no chunk.
         if is_selective { reserved.map(|_| packets) } else { reserved }
     }
 
-    /// Gives back what was reserved for READs and is not needed.
+    /// Releases chunks reserved for READs that are not needed.
     #[cold]
     #[inline(never)]
     pub(crate) fn settle_reads(&mut self, shared: &mut Shared) {
@@ -181,7 +182,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether something that READs have brought is not there yet.
+    /// Whether data of READs is not there yet.
     pub(crate) fn is_fetching(&self) -> bool {
         self.staged.as_ref().is_some_and(|staged| !staged.responses.is_idle())
     }
@@ -195,7 +196,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether some of what was executed is not visible.
+    /// Whether the data of some executed requests is not visible.
     #[inline(always)]
     pub(crate) fn is_landing(&self) -> bool {
         match &self.staged {
@@ -204,8 +205,8 @@ impl QueuePair {
         }
     }
 
-    /// The PSN before which everything may be acknowledged, and the messages complete before it; `None` if the
-    /// acknowledgement that is owed must wait, for bytes that are not there yet or for an answer before it.
+    /// The PSN before which everything may be acknowledged, and the messages complete before it; `None` if the owed
+    /// acknowledgement must wait for bytes that are not there yet or for a response before it.
     #[cold]
     #[inline(never)]
     pub(crate) fn acknowledgeable(&mut self) -> Option<(Psn, u32)> {
@@ -213,7 +214,7 @@ impl QueuePair {
             return None;
         }
         let all = self.this_request();
-        // A selective one would say that what is not visible is missing, and ask for what is refused.
+        // A selective acknowledgement would report invisible packets as missing, and request the refused one.
         let is_selective = self.selective.as_ref().is_some_and(|selective| selective.reorder.gap);
         let is_refused = self.refused_request().is_some();
         let requests = &mut self.staged.as_mut()?.requests;
@@ -230,7 +231,8 @@ impl QueuePair {
         Some(visible)
     }
 
-    /// A request that finds too few chunks is asked for again when there are, unless the peer doesn't repeat it.
+    /// A request that finds too few chunks is requested again when there are enough, unless the peer does not retransmit
+    /// it.
     fn await_chunks(&mut self, shared: &mut Shared, taken: Result<(), NoRoom>) -> Result<(), NoRoom> {
         match taken {
             Ok(()) => {}
@@ -240,7 +242,7 @@ impl QueuePair {
         taken
     }
 
-    /// A request is refused, and asked for again when it can be taken.
+    /// A request is refused, and requested again when it can be accepted.
     fn await_what(&mut self, awaits: Awaits) {
         if let Some(staged) = &mut self.staged {
             staged.requests.want();
@@ -249,7 +251,7 @@ impl QueuePair {
         }
     }
 
-    /// What was refused has come and was taken.
+    /// The refused request has arrived again and was accepted.
     pub(crate) fn end_wait_for_request(&mut self, shared: &mut Shared) {
         if let Some(staged) = &mut self.staged {
             (staged.refused, staged.asked_for) = (None, None);
@@ -259,7 +261,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether the request that was refused has come again in vain, so often that the peer is to be told.
+    /// Whether the refused request was retransmitted so often without success that the peer must be notified.
     pub(crate) fn is_refused_again(&self) -> bool {
         self.refused_request().is_some_and(|refused| refused.repeats >= REPEATS)
     }
@@ -268,7 +270,8 @@ impl QueuePair {
         self.staged.as_ref()?.refused.as_ref()
     }
 
-    /// Keeps chunks for a request that found too few, and asks for it again: by the time it comes others would have taken them.
+    /// Keeps chunks for a request that found too few, and requests it again: otherwise others would take them before it
+    /// arrives.
     pub(crate) fn feed(&mut self, shared: &mut Shared) {
         let (handle, now) = (self.handle, shared.now);
         let Some(&Refused { awaits: Awaits::Chunks(chunks), .. }) = self.refused_request() else { return };
@@ -278,7 +281,7 @@ impl QueuePair {
             staged.refused = None;
             shared.staging.promise(now, handle);
             let expected = self.responder.expected_psn();
-            // Requesters take no second NAK for the same packet.
+            // Requesters ignore a second NAK for the same packet.
             if staged.asked_for.replace(expected) == Some(expected) {
                 self.refuse_for_now(shared, Duration::ZERO);
             } else {
@@ -287,14 +290,14 @@ impl QueuePair {
         }
     }
 
-    /// The peer has not sent again what it was asked for.
+    /// The peer has not retransmitted the requested packet.
     pub(crate) fn give_back_chunks(&mut self, shared: &mut Shared) {
         if let Some(staged) = &mut self.staged {
             staged.requests.give_up_parts(&mut shared.staging);
         }
     }
 
-    /// A NAK waits for what was executed.
+    /// A NAK waits for executed requests to become visible.
     #[cold]
     pub(crate) fn want_visible(&mut self) {
         if let Some(staged) = &mut self.staged {
@@ -302,7 +305,7 @@ impl QueuePair {
         }
     }
 
-    /// Keeps a completion back that must not come before bytes which are not there yet.
+    /// Delays a completion that must not precede bytes which are not there yet.
     #[cold]
     #[inline(never)]
     pub(crate) fn defer(&mut self, cq: Cq, wc: WorkCompletion, solicited: bool) -> bool {
@@ -312,7 +315,7 @@ impl QueuePair {
         landing.defer(cq, wc, (solicited, true))
     }
 
-    /// As [`defer`](QueuePair::defer), of the end of a READ that is told only if its bytes can't be copied.
+    /// As [`defer`](QueuePair::defer), for a READ that completes visibly only if its bytes can't be copied.
     #[cold]
     #[inline(never)]
     pub(crate) fn defer_unsignaled(&mut self, wc: WorkCompletion) {
@@ -322,8 +325,8 @@ impl QueuePair {
         }
     }
 
-    /// LOCAL_INV: the access ends at once, and this is complete when nothing that came by it is being copied any more. `None`
-    /// until then.
+    /// LOCAL_INV: access ends immediately, and it is complete when no data received with the key is being copied any more.
+    /// `None` until then.
     pub(crate) fn invalidate(&mut self, shared: &mut Shared, rkey: RKey) -> Option<Result<(), RemoteAccess>> {
         let waits = self.staged.as_mut().and_then(|staged| staged.invalidated.take());
         let region = match waits {
@@ -364,7 +367,7 @@ impl QueuePair {
         if let Some(failure) = &copy.failure
             && self.state != QpState::Error
         {
-            // What follows it on this queue pair is an outcome of that.
+            // Later events on this queue pair are consequences of this error.
             tracing::error!(
                 "QP {}: a copy of what it {} has failed: {failure}",
                 self.qpn,
@@ -386,7 +389,7 @@ impl QueuePair {
         self.settle(shared);
     }
 
-    /// What has landed is told.
+    /// Delivers completions for copied data.
     fn land_ended(&mut self, shared: &mut Shared) {
         let Some(staged) = &mut self.staged else { return };
         let was_fetching = !staged.responses.is_idle();
@@ -404,7 +407,7 @@ impl QueuePair {
             _ => {}
         }
         if failed != (false, false) {
-            // What is at the front now may have ended long ago.
+            // The batch at the front may have ended long ago.
             return self.land_ended(shared);
         }
         if landed {
@@ -423,7 +426,7 @@ impl QueuePair {
         self.end_landing(shared);
     }
 
-    /// What waits until nothing lands any more.
+    /// The actions that wait until all copies have ended.
     fn end_landing(&mut self, shared: &mut Shared) {
         let Some(staged) = self.staged.as_mut().filter(|staged| staged.requests.is_idle()) else { return };
         if std::mem::take(&mut staged.owes_last_wqe) {
@@ -434,14 +437,14 @@ impl QueuePair {
         }
     }
 
-    /// A request that changes memory of the host at once waits until nothing lands any more: it is asked for again then.
+    /// A request that changes host memory immediately must wait until all copies have ended: it is requested again then.
     #[cold]
     pub(crate) fn await_landing(&mut self) -> RequestRefusal {
         self.await_what(Awaits::Landing);
         RequestRefusal::NoRoom
     }
 
-    /// No receive of an SRQ will complete any more, be it now or when those have that wait for their bytes.
+    /// No receive of an SRQ will complete any more, now or after the ones that wait for their bytes.
     pub(crate) fn end_receives(&mut self, shared: &mut Shared) {
         match self.staged.as_mut().filter(|staged| staged.requests.keeps_completions()) {
             Some(staged) => staged.owes_last_wqe = true,
@@ -449,7 +452,7 @@ impl QueuePair {
         }
     }
 
-    /// Completions that wait for nothing any more.
+    /// Delivers completions that need not wait any more.
     fn complete_landed(&mut self, shared: &mut Shared) {
         while let Some(staged) = &mut self.staged {
             let next = staged.requests.pop_completion().or_else(|| staged.responses.pop_completion());
@@ -458,23 +461,23 @@ impl QueuePair {
         }
     }
 
-    /// Bytes of a request can't be copied: as if the memory of the receive were wrong.
+    /// Bytes of a request can't be copied: treated as a fault of the receive's memory.
     fn fail_request_copy(&mut self, shared: &mut Shared) {
         let (mut psn, mut msn) = self.visible();
-        // One that has failed before may have taken more back.
+        // An earlier failure may have undone more.
         if psn.distance(self.responder.expected_psn()) > 0 {
             (psn, msn) = self.this_request();
         }
         let Some(staged) = &mut self.staged else { return };
         let told = staged.requests.give_up(&mut shared.staging, WcStatus::FatalErr);
         shared.count(Counter::RespRemoteOperationalErrors);
-        // What an acknowledgement, an answer or another NAK would have said is not so.
+        // An acknowledgement, a response or another NAK that was owed is no longer correct.
         let tells = self.responder.go_back_to(psn, msn);
         let has_failed = self.state == QpState::Error;
         if self.service == Service::Rc && (tells || !has_failed) {
             self.owe_nak(shared, Syndrome::Nak(Nak::RemoteOperationalError));
         }
-        // Ahead of what is flushed.
+        // Before the flushed ones.
         self.complete_landed(shared);
         match (has_failed, told) {
             (true, _) => {}
@@ -489,7 +492,7 @@ impl QueuePair {
     fn fail_response_copy(&mut self, shared: &mut Shared) {
         let Some(staged) = &mut self.staged else { return };
         let told = staged.responses.give_up(&mut shared.staging, WcStatus::FatalErr);
-        // Ahead of what is flushed.
+        // Before the flushed ones.
         self.complete_landed(shared);
         if self.state != QpState::Error {
             if told {
@@ -501,7 +504,7 @@ impl QueuePair {
         }
     }
 
-    /// Others need the room that is held for its own requests.
+    /// Others need the chunks that it holds for its own requests.
     #[cold]
     pub(crate) fn yield_room(&mut self, shared: &mut Shared, purpose: Purpose) {
         match (purpose, &mut self.staged) {
@@ -511,8 +514,8 @@ impl QueuePair {
         }
     }
 
-    /// The queue pair has failed. What was executed is copied all the same, for a NAK says that it was; what is flushed is told
-    /// behind that.
+    /// The queue pair has failed. Data of executed requests is copied nevertheless, because a NAK acknowledges them;
+    /// flushed work requests complete after that.
     #[cold]
     pub(crate) fn finish_staged(&mut self, shared: &mut Shared) {
         let owes = self.may_owe_response();
@@ -527,7 +530,7 @@ impl QueuePair {
         shared.staging.waiting.leave_all(self.handle);
     }
 
-    /// What was posted is flushed.
+    /// The posted work requests are flushed.
     #[cold]
     pub(crate) fn restart_sends(&mut self, shared: &mut Shared) {
         let head = self.sq.head();
@@ -550,8 +553,8 @@ impl QueuePair {
     }
 }
 
-/// Where the bytes go that a list of pieces takes from byte `skip` of it on, as far as they are for memory of devices; of the host
-/// too, if that is asked.
+/// The destinations of bytes from byte `skip` of a list of pieces on, as far as they are device memory; also host memory,
+/// if requested.
 fn parts<'a>(
     shared: &Shared,
     sges: &[Sge],

@@ -1,5 +1,5 @@
-//! What a queue pair sends from memory of a device: gathered ahead of the cursor, kept until it is acknowledged or others need
-//! the room.
+//! Data that a queue pair sends from device memory: gathered ahead of the cursor, and held until it is acknowledged or
+//! others need the chunks.
 
 use ferroce_wire::FrameBuilder;
 
@@ -9,18 +9,18 @@ use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::verbs::{Qp, WcStatus};
 
-/// The bytes of work requests with memory of a device, one after the other.
+/// The bytes of work requests with device memory, one after the other.
 pub(crate) struct Sends {
     stream: Stream,
-    /// The work request whose bytes are gathered next, and from which on.
+    /// The work request whose bytes are gathered next, and its first byte to gather.
     next: u32,
     offset: u32,
-    /// Where the first byte of each work request is in the stream, or would be, by its place in the queue.
+    /// The position of each work request's first byte in the stream, by its place in the queue.
     starts: Box<[u64]>,
 }
 
 impl Sends {
-    /// Whether a copy is under way.
+    /// Whether a copy is outstanding.
     pub(crate) fn is_copying(&self) -> bool {
         self.stream.is_copying()
     }
@@ -30,7 +30,7 @@ impl Sends {
         Sends { stream: Stream::new((qp, Purpose::Sends), pool), next: head, offset: 0, starts }
     }
 
-    /// Where a byte of a work request is in the stream, if copies of all bytes before it were started.
+    /// The position of a work request's byte in the stream, if copies of all bytes before it were started.
     fn position(&self, number: u32, offset: u32) -> Option<u64> {
         let ahead = self.next.wrapping_sub(number) as i32;
         let start = self.starts[self.place(number)];
@@ -46,7 +46,7 @@ impl Sends {
         self.stream.ended(number, succeeded);
     }
 
-    /// Nothing is kept; what is sent next is gathered anew, from byte `offset` of the work request `head` on.
+    /// Drops all; data is gathered again from byte `offset` of the work request `head` on.
     pub(crate) fn restart(&mut self, pool: &mut StagingPool, head: u32, offset: u32) {
         self.stream.clear(pool);
         self.start_at(head, offset);
@@ -60,15 +60,15 @@ impl Sends {
 }
 
 impl QueuePair {
-    /// Whether a work request's bytes are gathered from memory of a device before they are sent.
+    /// Whether a work request's bytes are gathered from device memory before they are sent.
     pub(crate) fn is_gathered(&self, shared: &Shared, number: u32) -> bool {
         let wqe = self.sq.wqe(number);
         wqe.kind.has_payload && wqe.length > 0 && shared.mrs.has_device(self.sq.sges(number))
     }
 
-    /// A packet was not sent, for its `len` bytes from `offset` on were not there. What is needed next is gathered; the work
-    /// request fails if it can't be, in its turn. Returns whether they are there now, as those of the host's memory in a list with
-    /// a device's are.
+    /// A packet was not sent, because its `len` bytes from `offset` on were not there. The bytes needed next are gathered;
+    /// the work request fails, in order, if they can't be. Returns whether they are there now, as bytes of host memory in a
+    /// list with device memory may be.
     pub(crate) fn await_gather(&mut self, shared: &mut Shared, number: u32, offset: u32, len: u32) -> bool {
         self.stage(shared);
         self.gather_sends(shared);
@@ -84,7 +84,7 @@ impl QueuePair {
         false
     }
 
-    /// Whether what is sent next is being copied, or waits for room while nothing that was sent waits for an answer.
+    /// Whether the data to send next is being copied, or waits for chunks while no answer is outstanding.
     pub(crate) fn awaits_staging(&mut self, shared: &Shared) -> bool {
         let next = (self.requester.cursor(), self.requester.cursor_packet());
         let (number, packet) = self.next_lost(self.requester.una()).unwrap_or(next);
@@ -93,7 +93,7 @@ impl QueuePair {
             return false;
         }
         let wqe = self.sq.wqe(number);
-        // Or the silence is of what was sent, whose answers may be what makes room.
+        // Otherwise answers to what was sent are missing, and these may free chunks.
         let is_oldest = wqe.first_psn + packet == self.requester.una();
         let awaits_room = is_oldest && shared.staging.waiting.waits_to_send(self.handle);
         if wqe.kind.is_read {
@@ -104,7 +104,7 @@ impl QueuePair {
         self.is_gathered(shared, number) && !is_there && (staged.sends.stream.is_copying() || awaits_room)
     }
 
-    /// Starts copies for what is sent next, as far as there is room.
+    /// Starts copies for the data to send next, as far as there are chunks.
     fn gather_sends(&mut self, shared: &mut Shared) {
         self.free_sends(shared);
         let fetching = self.is_fetching();
@@ -121,7 +121,7 @@ impl QueuePair {
                 (sends.next, sends.offset) = (number.wrapping_add(1), 0);
                 continue;
             }
-            // What READs before it bring may be what it sends.
+            // Data of earlier READs may be part of the data to send.
             if wqe.flags.fence && !wqe.started && (number != head || fetching) {
                 return;
             }
@@ -133,7 +133,7 @@ impl QueuePair {
             }
             let mut room = sends.stream.room(staging, *now);
             if room.is_none() && number == head && !sends.stream.has_its_share(staging) {
-                // What the READs behind it keep for themselves is of no use before it is through.
+                // Chunks that later READs have reserved are of no use before it has completed.
                 let has_more = staged.responses.yield_parts(staging);
                 room = has_more.then(|| sends.stream.room(staging, *now)).flatten();
             }
@@ -155,7 +155,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends a frame with bytes that are not in one piece of memory of the host; `None` if they are not there.
+    /// Completes a frame with bytes that are not in one piece of host memory; `None` if they are not there.
     #[cold]
     #[inline(never)]
     pub(crate) fn fill_in_parts(
@@ -178,7 +178,7 @@ impl QueuePair {
         Some(frame.fill(shared.crc, std::iter::once(span)))
     }
 
-    /// The oldest work request with bytes in the stream, and the first byte that is not acknowledged.
+    /// The oldest work request with bytes in the stream, and the first unacknowledged byte.
     fn oldest_gathered(&self, shared: &Shared) -> Option<(u32, u32)> {
         let sends = &self.staged.as_ref()?.sends;
         let executed = self.executed_by_peer();
@@ -196,7 +196,7 @@ impl QueuePair {
         None
     }
 
-    /// What was acknowledged is kept no longer.
+    /// Releases acknowledged data.
     #[cold]
     #[inline(never)]
     pub(crate) fn free_sends(&mut self, shared: &mut Shared) {
@@ -214,7 +214,8 @@ impl QueuePair {
         };
         match sends.position(number, done) {
             Some(kept) => sends.stream.free(pool, kept),
-            // More is acknowledged than was gathered anew. What comes next begins with a packet, so that none lies in two chunks.
+            // More is acknowledged than was gathered again. The next bytes start with a packet, so that no packet spans two
+            // chunks.
             None => {
                 sends.stream.clear_used(pool);
                 sends.start_at(number, done);
@@ -222,7 +223,7 @@ impl QueuePair {
         }
     }
 
-    /// Gives up what was gathered, because others need the room: it is gathered anew when it is sent.
+    /// Drops gathered data, because others need the chunks: it is gathered again when it is sent.
     #[cold]
     pub(crate) fn give_up_sends(&mut self, shared: &mut Shared) {
         let (head, done) = self.oldest_gathered(shared).unwrap_or((self.sq.head(), 0));

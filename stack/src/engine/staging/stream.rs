@@ -1,5 +1,4 @@
-//! Bytes of a device's memory that are to be sent, in the order in which they are: gathered ahead, kept as long as they may be
-//! needed.
+//! Bytes of device memory to send, in order: gathered in advance, and held as long as they may be needed.
 
 use std::collections::VecDeque;
 
@@ -10,22 +9,22 @@ use super::{Purpose, StagingPool};
 use crate::engine::mr::Source;
 use crate::verbs::Qp;
 
-/// Positions count the bytes that were ever in it.
+/// Positions count all bytes that were ever in it.
 pub(crate) struct Stream {
     owner: (Qp, Purpose),
-    /// Oldest first.
+    /// The oldest first.
     chunks: VecDeque<u16>,
     /// The position of the first byte of the oldest chunk.
     base: u64,
     /// Copies were started for everything before it.
     end: u64,
-    /// Those that have not ended, or stand behind one.
+    /// Copies that have not ended, or follow one that has not.
     copies: VecDeque<Copying>,
     /// Everything before it is there.
     ready: u64,
-    /// Where the first bytes are that a copy has failed to bring.
+    /// The position of the first bytes whose copy has failed.
     failed: Option<u64>,
-    /// There was no chunk for what comes next.
+    /// There was no chunk for the next bytes.
     waits: bool,
 }
 
@@ -35,7 +34,7 @@ struct Copying {
     ended: bool,
 }
 
-/// Room for the next bytes.
+/// Space for the next bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Room {
     chunk: u16,
@@ -43,11 +42,11 @@ pub(crate) struct Room {
     pub(crate) len: usize,
 }
 
-/// What became of bytes that were to be copied.
+/// The result of an attempt to copy bytes.
 pub(crate) enum Taken {
-    /// So many are being copied.
+    /// This many are being copied.
     Bytes(u32),
-    /// None: the device takes no more copies now.
+    /// None: the device accepts no more copies now.
     Nothing,
 }
 
@@ -66,12 +65,12 @@ impl Stream {
         }
     }
 
-    /// Where the next bytes will be.
+    /// The position of the next bytes.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
 
-    /// Whether a copy is under way.
+    /// Whether a copy is outstanding.
     pub(crate) fn is_copying(&self) -> bool {
         !self.copies.is_empty()
     }
@@ -81,17 +80,17 @@ impl Stream {
         end <= self.ready
     }
 
-    /// Whether a copy has failed to bring bytes before `end`.
+    /// Whether a copy of bytes before `end` has failed.
     pub(crate) fn lacks(&self, end: u64) -> bool {
         self.failed.is_some_and(|failed| failed < end)
     }
 
-    /// Whether the queue pair has all the chunks for it that it may have.
+    /// Whether the queue pair has its maximum of chunks for it.
     pub(crate) fn has_its_share(&self, pool: &StagingPool) -> bool {
         self.chunks.len() >= pool.share()
     }
 
-    /// Room behind the end; `None` if the queue pair has its share, or there is no chunk.
+    /// Space after the end; `None` if the queue pair has its maximum, or there is no chunk.
     pub(crate) fn room(&mut self, pool: &mut StagingPool, now: Nanos) -> Option<Room> {
         let chunk_bytes = pool.chunk_bytes();
         let (index, at) = self.place(pool, self.end);
@@ -106,8 +105,8 @@ impl Stream {
         Some(Room { chunk: self.chunks[index], at, len: chunk_bytes - at })
     }
 
-    /// What comes next has so many bytes: if they end behind the chunk at the end, they begin with another one, so that no packet
-    /// of theirs lies in two.
+    /// The next unit has this many bytes: if they do not fit in the last chunk, they start in another one, so that no
+    /// packet of theirs spans two.
     pub(crate) fn begin(&mut self, pool: &StagingPool, bytes: u32) {
         let (_, at) = self.place(pool, self.end);
         let room = pool.chunk_bytes() - at;
@@ -116,7 +115,7 @@ impl Stream {
         }
     }
 
-    /// Starts a copy of these bytes to the room, or copies them if they are memory of the host.
+    /// Starts a copy of these bytes, or copies them if they are host memory.
     pub(crate) fn take(
         &mut self,
         pool: &mut StagingPool,
@@ -134,12 +133,12 @@ impl Stream {
                 let bytes = pieces.iter().map(Piece::len).sum();
                 (bytes, pool.gather(now, (copier, &pieces), (chunk, at), self.owner).map(Some))
             }
-            // Its region is gone, which is found out when it is sent.
+            // Its region is gone, which is detected when it is sent.
             None => (len, Ok(None)),
         };
         match copy {
             Ok(copy) => self.push(bytes, copy),
-            // It is told when there is room.
+            // The queue pair is notified when there is room.
             Err(GpuError::Full { .. }) => return Taken::Nothing,
             Err(error) => {
                 tracing::error!("a copy from a device can't begin: {error}");
@@ -150,7 +149,7 @@ impl Stream {
         Taken::Bytes(bytes as u32)
     }
 
-    /// So many bytes are being copied, or are there already.
+    /// This many bytes are being copied, or are there already.
     fn push(&mut self, bytes: usize, copy: Option<u64>) {
         self.end += bytes as u64;
         match copy {
@@ -176,7 +175,7 @@ impl Stream {
         true
     }
 
-    /// The `len` bytes of a packet from `position` on, which are there; `None` if they are there no more.
+    /// The `len` bytes of a packet from `position` on, which are there; `None` if they were released.
     pub(crate) fn span<'a>(&self, pool: &'a StagingPool, position: u64, len: usize) -> Option<Span<'a>> {
         position.checked_sub(self.base)?;
         let (index, at) = self.place(pool, position);
@@ -186,7 +185,7 @@ impl Stream {
     /// Nothing before `position` is needed any more.
     pub(crate) fn free(&mut self, pool: &mut StagingPool, position: u64) {
         if position >= self.end {
-            // All of it: the chunk at the end too.
+            // All of it, including the last chunk.
             self.clear_used(pool);
         }
         while position.saturating_sub(self.base) >= pool.chunk_bytes() as u64
@@ -197,7 +196,7 @@ impl Stream {
         }
     }
 
-    /// Nothing of it is needed any more, nor what would come next.
+    /// Neither its contents nor further bytes are needed any more.
     pub(crate) fn give_up(&mut self, pool: &mut StagingPool) {
         if self.waits {
             pool.waiting.leave(self.owner.0, self.owner.1);
@@ -205,14 +204,14 @@ impl Stream {
         self.clear(pool);
     }
 
-    /// As [`clear`](Stream::clear), but for a chunk that was taken and has no bytes yet: it is for what comes next.
+    /// As [`clear`](Stream::clear), except for an allocated chunk without bytes: it is for the next ones.
     pub(crate) fn clear_used(&mut self, pool: &mut StagingPool) {
         if self.base < self.end {
             self.clear(pool);
         }
     }
 
-    /// Nothing of it is needed any more. Copies that are under way end without it.
+    /// Its contents are not needed any more. Outstanding copies end without it.
     pub(crate) fn clear(&mut self, pool: &mut StagingPool) {
         self.chunks.drain(..).for_each(|chunk| pool.release(chunk));
         self.copies.clear();

@@ -1,4 +1,4 @@
-//! The runner's loop and a handle in one thread, turn by turn.
+//! Tests of the runner's loop and a handle in one thread, turn by turn.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -36,7 +36,7 @@ fn turns(context: Context, idle: Idle) -> Turns {
     Turns::new(context, idle, state)
 }
 
-/// What `deliver` does, without a second thread.
+/// The same as `deliver`, without a second thread.
 fn deliver_to(turns: &mut Turns, cq: Cq) -> RunnerHandle {
     let config = HandleConfig { commands: 16, deliveries: 8, idle: Idle::Spin };
     let handle = turns.state.handle(&config).unwrap();
@@ -46,7 +46,7 @@ fn deliver_to(turns: &mut Turns, cq: Cq) -> RunnerHandle {
 }
 
 #[test]
-fn neither_side_allocates_for_what_goes_through_the_rings() {
+fn commands_and_deliveries_allocate_nothing() {
     let (context, cq, qp, sge) = looped();
     let remote = context.remote(sge.mr).unwrap();
     let mut turns = turns(context, Idle::default());
@@ -68,7 +68,7 @@ fn neither_side_allocates_for_what_goes_through_the_rings() {
                 ended += 1;
             }
         }
-        // A task waits for this one.
+        // A task waits for the handle.
         let mut task = std::task::Context::from_waker(Waker::noop());
         assert!(handle.poll_next(&mut task).is_pending());
         handle.exchange(sge.mr, spare.take().unwrap()).unwrap();
@@ -77,7 +77,7 @@ fn neither_side_allocates_for_what_goes_through_the_rings() {
             Some(Delivery::Exchanged { memory, outcome: Ok(()), .. }) => spare = Some(memory),
             other => panic!("{other:?}"),
         }
-        // Full both ways: commands, and deliveries without room.
+        // Both directions are full: commands, and deliveries without room.
         let data = Data::Inline(&[]);
         while handle.post_send(qp, &SendWorkRequest { wr_id: n, op, data, flags }).is_ok() {}
         for _ in 0..100 {
@@ -95,7 +95,7 @@ fn neither_side_allocates_for_what_goes_through_the_rings() {
 }
 
 #[test]
-fn a_runner_rests_only_when_there_is_nothing_it_could_do() {
+fn a_runner_sleeps_only_if_it_has_no_work() {
     let (context, cq, qp, _) = looped();
     let mut turns = turns(context, Idle::Block);
     let mut handle = deliver_to(&mut turns, cq);
@@ -107,7 +107,7 @@ fn a_runner_rests_only_when_there_is_nothing_it_could_do() {
         data: Data::Inline(&[1]),
         flags: SendFlags::SIGNALED,
     };
-    // Each is refused: inline data does not go with it. The ninth finds no room on the way back.
+    // Each is refused: the work request does not allow inline data. There is no room for the ninth delivery.
     (0..12).for_each(|_| handle.post_send(qp, &bad).unwrap());
     assert!(!rests(&turns));
     while turns.turn().unwrap() > 0 {}
@@ -116,7 +116,7 @@ fn a_runner_rests_only_when_there_is_nothing_it_could_do() {
     assert!(handle.is_stalled());
     assert!(matches!(handle.poll().unwrap(), Some(Delivery::Refused { wr_id: 5, .. })));
     assert!(!rests(&turns), "there is room again");
-    // Sees that the runner may sleep over it, once it has taken all.
+    // As if the runner had checked that it may sleep after the handle has taken all.
     turns.state.sleep.sleeping().store(true, Ordering::Relaxed);
     let mut refused = 1;
     while let Some(delivery) = handle.poll().unwrap() {
@@ -162,9 +162,9 @@ fn the_queues_of_a_handle_take_turns_when_room_is_scarce() {
     assert!((10..=30).contains(&early), "{early} of the second queue among the first 40");
 }
 
-/// A program that creates and destroys queues for ever does not make the runner's lists grow.
+/// A program that creates and destroys queues all the time must not make the runner's lists grow.
 #[test]
-fn a_queue_that_was_destroyed_is_forgotten() {
+fn a_destroyed_queue_is_removed() {
     let (context, cq, ..) = looped();
     let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
     let [mut handle, mut other] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
@@ -174,16 +174,16 @@ fn a_queue_that_was_destroyed_is_forgotten() {
         handle.deliver(cq).unwrap();
         handle.call(move |context| context.destroy_cq(cq)).unwrap().unwrap();
     }
-    // Those that were destroyed in the last turns are found behind them.
+    // Queues destroyed in the last turns may still be in the list.
     assert!(runner.state.claims.count() < 100, "{}", runner.state.claims.count());
     assert!(matches!(other.deliver(cq), Err(Error::Busy { .. })), "one that is there is not forgotten");
     drop(handle);
     other.deliver(cq).unwrap();
 }
 
-/// The runner may come to carry out the wish of the next handle before it looks who has gone.
+/// The runner may process a request of the next handle before it notices that the previous one was dropped.
 #[test]
-fn a_handle_that_is_gone_takes_nothing_from_the_next() {
+fn a_dropped_handle_takes_nothing_from_the_next() {
     let (mut context, cq, qp, sge) = looped();
     context.post_recv(qp, &crate::ReceiveWorkRequest { wr_id: 7, sges: &[sge] }).unwrap();
     context.modify_qp(qp, Transition::Error).unwrap();

@@ -11,20 +11,20 @@ use crate::cable::{ENGINE_V4, PEER_V4};
 use crate::packet::Got;
 
 impl Peer {
-    /// Turns of the engine at the present time, until there is nothing left to do.
+    /// Polls the engine at the current time, until there is nothing left to do.
     #[track_caller]
     pub fn poll(&mut self) {
         while self.context.poll(self.now).unwrap() > 0 {}
     }
 
-    /// Lets time pass; every timer on the way fires at its own time.
+    /// Advances time; every timer fires at its own time.
     #[track_caller]
     pub fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         self.poll();
         while let Some(due) = self.context.next_timeout().filter(|due| *due <= end) {
-            // A timer that is due already fires in the poll before; one nanosecond keeps an engine
-            // that names the past from stopping the clock.
+            // A timer that is due already fires in the poll before; one nanosecond keeps an engine that returns a past time
+            // from stopping the clock.
             self.now = due.max(self.now + Duration::from_nanos(1));
             self.poll();
         }
@@ -32,7 +32,7 @@ impl Peer {
         self.poll();
     }
 
-    // What the engine sends.
+    // Packets of the engine.
 
     /// The next packet of the engine, which must be this one.
     #[track_caller]
@@ -74,8 +74,7 @@ impl Peer {
         }
     }
 
-    /// The next packet is a selective acknowledge of everything before `psn` that names `held`, and
-    /// nothing else.
+    /// The next packet is a selective acknowledge of everything before `psn` that reports exactly `held`.
     #[track_caller]
     pub fn expect_sack(&mut self, psn: u32, msn: u32, held: &[u32]) {
         let got = self.expect(Opcode::SELECTIVE_ACKNOWLEDGE, psn);
@@ -87,17 +86,17 @@ impl Peer {
         assert!(!sack.holds(Psn::new(psn)), "the missing one is named in {got}");
     }
 
-    /// From now on the port takes so many packets of the engine; it is blocked after them.
+    /// From now on the port accepts this many packets of the engine; it is blocked after them.
     pub fn take_at_most(&mut self, packets: usize) {
         self.cable.set_room(packets);
     }
 
-    /// From now on the port's buffers hold bytes that no other `poison` has at the same place.
+    /// From now on the port's buffers are filled with bytes that differ at each place between values of `poison`.
     pub fn poison(&mut self, poison: u8) {
         self.cable.set_poison(poison);
     }
 
-    /// How often the port has been asked for a way, which may block.
+    /// How often the port was queried for a next hop, which may block.
     pub fn resolved(&self) -> u64 {
         self.cable.resolved()
     }
@@ -130,12 +129,12 @@ impl Peer {
         Some(got)
     }
 
-    /// What the engine has allocated until now is a first use, and no fault.
+    /// Allocations until now are permitted, as part of a first use.
     pub fn forget_allocations(&mut self) {
         self.cable.forget_allocations();
     }
 
-    /// Ends the context, and puts an empty one in its place. Returns what it sent at its end.
+    /// Ends the context, and replaces it by an empty one. Returns the packets sent at its end.
     pub fn end(&mut self) -> Vec<Got> {
         let (port, _) = driver::loopback::pair(&[ENGINE_V4], &[PEER_V4]);
         let empty = Context::open(Box::new(port), &Config::default()).unwrap();
@@ -144,7 +143,7 @@ impl Peer {
         self.take_packets()
     }
 
-    // What the engine tells its application.
+    // Completions and events of the engine.
 
     /// The next completion, which must be this one.
     #[track_caller]
@@ -187,7 +186,7 @@ impl Peer {
         assert_eq!(self.context.next_event(), None, "the next event");
     }
 
-    /// `counter` has counted `times` since it was last asked for.
+    /// `counter` has counted `times` since the last query.
     #[track_caller]
     pub fn expect_counted(&mut self, counter: Counter, times: u64) {
         self.poll();
@@ -203,7 +202,7 @@ impl Peer {
         }
     }
 
-    /// For the messages of failures: what else there is.
+    /// Pending packets, completions and events, for messages of failures.
     pub(super) fn situation(&self, waiting: &str) -> String {
         let mut text = String::new();
         for (at, frame) in self.cable.waiting() {

@@ -1,4 +1,4 @@
-//! The connection manager: its own, or the kernel's.
+//! The connection manager: ferroce's own, or the kernel's.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -30,7 +30,7 @@ pub(super) const CASES: &[Entry] = &[
     ("CM: UC", unreliable),
 ];
 
-/// Of all cases, so that none meets what is left of another.
+/// Unique among all cases, so that no case is affected by another.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(21_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -47,7 +47,7 @@ fn listen(pair: &mut Pair, space: PortSpace) -> Result<(Listener, SocketAddr), B
 
 fn event(pair: &mut Pair, end: usize) -> Result<CmEvent, Box<dyn std::error::Error>> {
     let what = format!("event of the connection manager at end {end}");
-    // The end of the time-wait of a connection is of a case before this one.
+    // The end of an earlier case's timewait.
     pair.until(&what, |pair| {
         let event = pair.ends[end].context.next_cm_event();
         Ok(event.filter(|event| !matches!(event, CmEvent::TimewaitExit { .. })))
@@ -72,7 +72,7 @@ fn initialized(pair: &mut Pair, end: usize, qp_type: QpType) -> Result<Qp, Box<d
     Ok(qp)
 }
 
-/// That of rdma_cm's datagram services.
+/// The Q_Key of rdma_cm's datagram services.
 const QKEY: u32 = 0x0123_4567;
 
 /// Both ends of a connection: queue pairs and ids.
@@ -108,7 +108,7 @@ fn connection(pair: &mut Pair) -> Result<([Qp; 2], [CmId; 2]), Box<dyn std::erro
     Ok((qps, [id, request.id]))
 }
 
-/// Both ends hear of the end, and their queue pairs are in ERR.
+/// Both ends are notified of the end, and their queue pairs are in ERR.
 fn ends(pair: &mut Pair, qps: [Qp; 2], ids: [CmId; 2]) -> Outcome {
     for (end, id) in ids.into_iter().enumerate() {
         same!(event(pair, end)?, CmEvent::Disconnected { id });
@@ -117,7 +117,7 @@ fn ends(pair: &mut Pair, qps: [Qp; 2], ids: [CmId; 2]) -> Outcome {
     Ok(())
 }
 
-/// Ends a connection, and waits until both ends have heard of it.
+/// Ends a connection, and waits until both ends were notified.
 fn end(pair: &mut Pair, ids: [CmId; 2]) -> Outcome {
     pair.ends[0].context.disconnect(ids[0])?;
     for (end, id) in ids.into_iter().enumerate() {
@@ -126,7 +126,7 @@ fn end(pair: &mut Pair, ids: [CmId; 2]) -> Outcome {
     Ok(())
 }
 
-/// A rejection by this reason, of that exchange.
+/// A rejection of that exchange with this reason.
 fn is_rejected(pair: &mut Pair, end: usize, id: CmId, expected: RejectReason) -> Outcome {
     match event(pair, end)? {
         CmEvent::Rejected { id: own, reason, .. } => same!((own, reason), (id, expected)),
@@ -149,7 +149,7 @@ fn connected(pair: &mut Pair) -> Outcome {
     pair.ends[0].context.disconnect(ids[0])?;
     ends(pair, qps, ids)?;
     pair.completes(0, 3, WcStatus::WrFlushErr)?;
-    // It is no error to end what ends, and one to end what there never was.
+    // Ending an ending connection is no error; ending a nonexistent one is.
     pair.ends[0].context.disconnect(ids[0])?;
     Ok(())
 }
@@ -196,7 +196,7 @@ fn rejected(pair: &mut Pair) -> Outcome {
             }
             other => return Err(format!("{other:?} where a rejection was expected").into()),
         }
-        // The queue pair is as before.
+        // The queue pair is unchanged.
         same!(pair.ends[0].context.query_qp(qp)?.state, QpState::Init);
         refused!(pair.ends[0].context.disconnect(id), Error::InvalidHandle { .. });
     }
@@ -223,7 +223,7 @@ fn nobody_there(pair: &mut Pair) -> Outcome {
             CmEvent::Unreachable { id: own, reason } => same!((own, reason.peer()), (id, nobody.ip())),
             other => return Err(format!("{other:?} where nobody was expected").into()),
         },
-        // Where it is known at once.
+        // On backends that know it immediately.
         Err(Error::Driver(_)) => {}
         Err(error) => return Err(error.into()),
     }
@@ -241,7 +241,7 @@ fn given_up(pair: &mut Pair) -> Outcome {
     is_rejected(pair, 1, first.id, RejectReason::TIMEOUT)?;
     same!(pair.ends[0].context.next_cm_event(), None);
     same!(pair.ends[0].context.query_qp(qp)?.state, QpState::Init);
-    // It can be connected anew.
+    // It can be connected again.
     let id = pair.ends[0].context.connect(qp, to, &ConnectionParameters::default())?;
     let second = request(pair)?;
     pair.ends[1].context.reject(second.id, &[])?;
@@ -320,7 +320,7 @@ fn listeners(pair: &mut Pair) -> Outcome {
     refused!(context.listen(PortSpace::Tcp, to, &config), Error::Invalid { .. });
     refused!(context.listen(PortSpace::Tcp, "203.0.113.1:7".parse()?, &config), Error::Invalid { .. });
     refused!(context.listen(PortSpace::Tcp, to, &config.pkey_index(77)), Error::Invalid { .. });
-    // Another space has ports of its own.
+    // Another port space has its own ports.
     let other = context.listen(PortSpace::Udp, to, &config)?;
     context.unlisten(other)?;
     context.unlisten(listener)?;

@@ -34,7 +34,7 @@ fn make_ready(context: &mut Context, qp: Qp) -> Result<(), Error> {
     context.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn: Psn::new(5) })
 }
 
-/// The way from the first end to the queue pair at the second.
+/// The destination for the queue pair at the second end, from the first.
 pub(super) fn destination(pair: &mut Pair, qp: Qp) -> Result<Destination, Box<dyn std::error::Error>> {
     let there = pair.ends[1].gid();
     let end = &mut pair.ends[0];
@@ -55,7 +55,7 @@ pub(super) fn datagram(pair: &mut Pair) -> Outcome {
     let sender = pair.ends[0].context.query_qp(qps[0])?.qpn;
     same!((told.byte_len, told.grh, told.src_qpn, told.immediate), (140, true, sender, None));
     same!(pair.ends[1].bytes(there, 40..140)?, pair.ends[0].bytes(from, 0..100)?);
-    // By the header the way back is known.
+    // The header contains the path back.
     let mut header = [0; 40];
     pair.ends[1].context.read(there, 0, &mut header)?;
     let back = pair.ends[1].context.address_from_wc(&told, &header)?;
@@ -105,7 +105,7 @@ fn too_short(pair: &mut Pair) -> Outcome {
     pair.ends[0].send(qps[0], 2, SendOp::SendTo(to), &[from.sge(0..9)])?;
     pair.completes(0, 2, WcStatus::Success)?;
     pair.silence()?;
-    // The receive is still there for one that fits.
+    // The receive is still available for one that fits.
     pair.ends[0].send(qps[0], 3, SendOp::SendTo(to), &[from.sge(0..8)])?;
     pair.completes(0, 3, WcStatus::Success)?;
     same!(pair.completes(1, 1, WcStatus::Success)?.byte_len, 48);

@@ -1,4 +1,4 @@
-//! Work requests that fail, and what becomes of those behind them.
+//! Work requests that fail, and those after them.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) const CASES: &[Entry] = &[
     ("UC: a local error leads to SQE, and Resume out of it", uc_local_error),
 ];
 
-/// A WRITE of 8 bytes that fails so, and takes the queue pairs along.
+/// A WRITE of 8 bytes that fails with this status, and fails the queue pairs.
 fn write_fails(pair: &mut Pair, qps: [Qp; 2], to: RemoteAddress, status: WcStatus) -> Outcome {
     let from = pair.ends[0].region(8, &[])?;
     pair.ends[0].send(qps[0], 1, SendOp::Write(to), &[from.sge(0..8)])?;
@@ -124,7 +124,7 @@ fn too_long(pair: &mut Pair) -> Outcome {
     ends_in_error(pair, 1, qps[1])
 }
 
-/// Connected by hand, with few retries.
+/// Connected by transitions, with few retries.
 fn impatient(
     pair: &mut Pair,
     change: impl Fn(ReadyToSend) -> ReadyToSend,
@@ -187,7 +187,7 @@ fn flushed(pair: &mut Pair) -> Outcome {
     let (loud, quiet) = (SendFlags::SIGNALED, SendFlags::default());
     let list = [write(1, quiet), write(2, quiet), write(3, loud)];
     pair.ends[0].context.post_sends(qps[0], &list)?;
-    // Errors are told of those too that are not signaled.
+    // Errors of unsignaled work requests are reported too.
     pair.completes(0, 1, WcStatus::RemAccessErr)?;
     let mut rest = Vec::new();
     for _ in 0..3 {

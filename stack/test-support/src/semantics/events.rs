@@ -1,4 +1,4 @@
-//! Asynchronous events, and who is woken by what.
+//! Asynchronous events, and the waits that each ends.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub(super) const CASES: &[Entry] = &[
     ("a wait that another thread ends", woken),
 ];
 
-/// More completions than a queue for 4 has room for on any card, with what it rounds up.
+/// More completions than a queue for 4 has room for on any card, after rounding up.
 const MANY: u64 = 1200;
 
 fn established(pair: &mut Pair) -> Outcome {
@@ -46,12 +46,12 @@ fn established(pair: &mut Pair) -> Outcome {
     b.send(qps[1], 3, SendOp::Send, &[])?;
     pair.completes(1, 3, WcStatus::Success)?;
     pair.completes(0, 3, WcStatus::Success)?;
-    // One event for the first packet alone.
+    // One event, for the first packet only.
     same!(pair.ends[1].context.next_event_of(qps[1])?, None);
     Ok(())
 }
 
-/// A responder whose receives complete in a queue for 4, which nobody polls until it overflows.
+/// A responder whose receives complete in a queue for 4, which is not polled until it overflows.
 fn overflown(pair: &mut Pair) -> Result<(Qp, Cq), Box<dyn std::error::Error>> {
     let cq = pair.ends[1].cq(4)?;
     let a = pair.ends[0].qp(QpType::Rc, |config| config)?;
@@ -71,14 +71,14 @@ fn overflown(pair: &mut Pair) -> Result<(Qp, Cq), Box<dyn std::error::Error>> {
             return Ok((b, cq));
         }
     }
-    // A card's events are not looked for in each poll.
+    // A card's events are not checked in each poll.
     same!(pair.event(1, cq)?, Event::CqErr(cq));
     Ok((b, cq))
 }
 
 fn overflow(pair: &mut Pair) -> Outcome {
     let (_, cq) = overflown(pair)?;
-    // Those that fitted are the oldest.
+    // Those that fit are the oldest.
     for n in 0..4 {
         let told = pair.until("completion", |pair| pair.ends[1].context.poll_cq(cq))?;
         same!((told.wr_id, told.status), (n, WcStatus::Success));
@@ -130,7 +130,7 @@ fn poller(pair: &mut Pair) -> Outcome {
         poller.poll(&mut pair.ends[1].context)?;
         turns += 1;
     }
-    // One without anything to do blocks, for 2 ms at most.
+    // A poller with nothing to do blocks, for at most 2 ms.
     same!(turns < 500, true);
     pair.ends[0].send(qps[0], 2, SendOp::Send, &[])?;
     let cq = pair.ends[1].cq;
@@ -161,7 +161,7 @@ fn runner(pair: &mut Pair) -> Outcome {
     stopped.error.map_or(outcome, |error| Err(error.into()))
 }
 
-/// The responder's context is the runner's.
+/// The responder's context is driven by the runner.
 fn by_runner(pair: &mut Pair, runner: &Runner, qps: [Qp; 2]) -> Outcome {
     let (pd, cq, qp) = (pair.ends[1].pd, pair.ends[1].cq, qps[1]);
     let mut handle = runner.handle(&HandleConfig::default())?;
@@ -202,7 +202,7 @@ fn by_runner(pair: &mut Pair, runner: &Runner, qps: [Qp; 2]) -> Outcome {
             return Err("the send does not complete".into());
         }
     }
-    // A work request that the context refuses comes back.
+    // A work request that the context refuses is returned.
     let wrong = SendWorkRequest {
         wr_id: 3,
         op: SendOp::Send,

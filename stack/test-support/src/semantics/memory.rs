@@ -70,7 +70,7 @@ fn at_an_address(pair: &mut Pair) -> Outcome {
     pair.ends[0].send(qps[0], 1, SendOp::Write(remote.at(4088)), &[from.sge(0..8)])?;
     pair.completes(0, 1, WcStatus::Success)?;
     same!(pair.ends[1].bytes(to, 4088..4096)?, vec![1, 2, 3, 4, 5, 6, 7, 8]);
-    // Offsets stay what they are on this side.
+    // On this side offsets are unchanged.
     pair.ends[1].context.write(to, 0, b"there")?;
     let back = pair.ends[0].zeros(8, &[Access::LOCAL_WRITE])?;
     pair.ends[0].receive(qps[0], 2, &[back.sge(0..8)])?;

@@ -1,4 +1,4 @@
-//! What RC and UC send work requests do.
+//! Send work requests of RC and UC.
 
 use ferroce::*;
 
@@ -151,7 +151,7 @@ fn lists(pair: &mut Pair) -> Outcome {
         same!(pair.completes(1, n, WcStatus::Success)?.immediate, Some(100 + n as u32));
     }
     same!(pair.ends[1].bytes(to, 0..32)?, pair.ends[0].bytes(from, 0..32)?);
-    // The first that is refused ends the list.
+    // The first refused one ends the list.
     let mut wrong = sends[..3].to_vec();
     let six = [from.sge(0..1); 6];
     wrong[1].data = Data::Sges(&six);
@@ -302,7 +302,7 @@ fn fence(pair: &mut Pair) -> Outcome {
     let here = pair.ends[0].zeros(64, &[Access::LOCAL_WRITE])?;
     let there = pair.ends[1].region(64, &ALL)?;
     let remote = pair.ends[1].context.remote(there)?;
-    // What the READ brings is what the WRITE sends.
+    // The WRITE sends the data of the READ.
     pair.ends[0].send(qps[0], 1, SendOp::Read(remote.at(0)), &[here.sge(0..32)])?;
     let flags = SendFlags::SIGNALED.fence(true);
     let (op, sges) = (SendOp::Write(remote.at(32)), [here.sge(0..32)]);

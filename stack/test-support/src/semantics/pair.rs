@@ -1,4 +1,4 @@
-//! Two contexts, and what a case has made on them.
+//! Two contexts, and the objects that a case has created on them.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -7,21 +7,21 @@ use ferroce::*;
 
 use super::Outcome;
 
-/// How long the kernel may look for a next hop.
+/// The time limit for the kernel to resolve a next hop.
 const RESOLVE: Duration = Duration::from_secs(20);
-/// How long nothing may come.
+/// The time without an event after which none is expected.
 const SILENCE: Duration = Duration::from_millis(40);
 
-/// The VLAN of the cases in one.
+/// The VLAN of the cases that use one.
 pub const VLAN: u16 = 7;
 
-/// One context, and what there is on it.
+/// One context, and the objects on it.
 pub struct End {
     /// The context.
     pub context: Context,
     /// The protection domain of everything.
     pub pd: Pd,
-    /// Where everything completes.
+    /// The completion queue of all work.
     pub cq: Cq,
     sgid_index: usize,
     clock: Clock,
@@ -33,18 +33,18 @@ pub struct End {
     ahs: Vec<Ah>,
 }
 
-/// Two contexts that reach each other.
+/// Two contexts that can communicate.
 pub struct Pair {
     /// The requester and the responder.
     pub ends: [End; 2],
     pub(super) patience: Duration,
-    /// The rows of IPv6 addresses by which they reach each other.
+    /// The GID indices of IPv6 addresses by which they reach each other.
     ipv6: Option<[usize; 2]>,
-    /// Those of addresses in [`VLAN`].
+    /// The same for addresses in [`VLAN`].
     vlan: Option<[usize; 2]>,
 }
 
-/// Both rights of regions, and all remote ones that every backend has.
+/// The local right of regions, and all remote ones that every backend supports.
 pub(super) const ALL: [Access; 4] =
     [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
 
@@ -68,12 +68,12 @@ impl End {
         })
     }
 
-    /// The GID that it sends from.
+    /// The GID of its packets.
     pub fn gid(&self) -> Gid {
         self.context.port().gids[self.sgid_index].gid
     }
 
-    /// The index of that.
+    /// The index of that GID.
     pub fn sgid_index(&self) -> usize {
         self.sgid_index
     }
@@ -84,7 +84,7 @@ impl End {
         self.region_of(&bytes, access)
     }
 
-    /// A region of zeros.
+    /// A zeroed region.
     pub fn zeros(&mut self, len: usize, access: &[Access]) -> Result<Mr, Box<dyn Error>> {
         self.region_of(&vec![0; len], access)
     }
@@ -103,7 +103,7 @@ impl End {
         Ok(bytes)
     }
 
-    /// A queue pair as this makes it of the usual one.
+    /// A queue pair, with changes to the usual configuration.
     pub fn qp(
         &mut self,
         qp_type: QpType,
@@ -136,7 +136,7 @@ impl End {
         Ok(cq)
     }
 
-    /// Keeps a completion queue that was made otherwise.
+    /// Registers a completion queue that was created otherwise for cleanup.
     pub fn keep_cq(&mut self, cq: Cq) {
         self.cqs.push(cq);
     }
@@ -148,17 +148,17 @@ impl End {
         Ok(ah)
     }
 
-    /// The queue pair is the case's own to destroy.
+    /// The case destroys the queue pair itself.
     pub fn release_qp(&mut self, qp: Qp) {
         self.qps.retain(|own| *own != qp);
     }
 
-    /// The region is the case's own to deregister.
+    /// The case deregisters the region itself.
     pub fn release_mr(&mut self, mr: Mr) {
         self.mrs.retain(|own| *own != mr);
     }
 
-    /// Posts a send of these bytes of a region that completes with a completion.
+    /// Posts a signaled send of these bytes of a region.
     pub fn send(&mut self, qp: Qp, wr_id: u64, op: SendOp, sges: &[Sge]) -> Result<(), ferroce::Error> {
         let wr = SendWorkRequest { wr_id, op, data: Data::Sges(sges), flags: SendFlags::SIGNALED };
         self.context.post_send(qp, &wr)
@@ -172,7 +172,7 @@ impl End {
     /// Polls once.
     ///
     /// # Errors
-    /// Of the poll.
+    /// Those of the poll.
     pub fn poll(&mut self) -> Result<(), ferroce::Error> {
         let now = self.clock.catch_up_with(self.context.now());
         self.context.poll(now).map(drop)
@@ -198,10 +198,10 @@ impl End {
 }
 
 impl Pair {
-    /// Of contexts that reach each other by the first addresses of one kind that both have without a VLAN.
+    /// From contexts that can communicate by the first addresses of one kind that both have without a VLAN.
     ///
     /// # Errors
-    /// They have none, or no room.
+    /// They have none, or no free objects.
     pub fn new([a, b]: [Context; 2]) -> Result<Pair, Box<dyn Error>> {
         let fits = |entry: &&GidEntry| !entry.roce_v1 && !entry.gid.is_link_local();
         let alike = |entry: &GidEntry, vlan: Option<u16>| {
@@ -219,12 +219,12 @@ impl Pair {
         Ok(Pair { ends: [End::new(a, here)?, End::new(b, there)?], patience: super::LONG, ipv6, vlan })
     }
 
-    /// Whether they reach each other by IPv6.
+    /// Whether they can communicate by IPv6.
     pub fn has_ipv6(&self) -> bool {
         self.ipv6.is_some()
     }
 
-    /// Whether they reach each other in [`VLAN`].
+    /// Whether they can communicate in [`VLAN`].
     pub fn has_vlan(&self) -> bool {
         self.vlan.is_some()
     }
@@ -250,18 +250,18 @@ impl Pair {
         outcome
     }
 
-    /// Both poll once.
+    /// Polls both once.
     ///
     /// # Errors
-    /// Of either.
+    /// Those of either poll.
     pub fn turn(&mut self) -> Result<(), ferroce::Error> {
         self.ends.iter_mut().try_for_each(End::poll)
     }
 
-    /// Polls until there is something.
+    /// Polls until there is a result.
     ///
     /// # Errors
-    /// Nothing comes for a long time.
+    /// There is no result for a long time.
     pub fn until<T>(
         &mut self,
         what: &str,
@@ -320,10 +320,10 @@ impl Pair {
         self.until(&what, |pair| pair.ends[end].context.next_event_of(of))
     }
 
-    /// Nothing completes for a while.
+    /// No completion arrives for a while.
     ///
     /// # Errors
-    /// Something does.
+    /// One arrives.
     pub fn silence(&mut self) -> Outcome {
         let start = Instant::now();
         while start.elapsed() < SILENCE {
@@ -337,10 +337,10 @@ impl Pair {
         Ok(())
     }
 
-    /// Connected queue pairs, as this makes them of the usual ones.
+    /// Connected queue pairs, with changes to the usual configuration.
     ///
     /// # Errors
-    /// Of the verbs.
+    /// Those of the verbs.
     pub fn connected(
         &mut self,
         qp_type: QpType,
@@ -355,7 +355,7 @@ impl Pair {
     /// Connects queue pairs in RESET or INIT.
     ///
     /// # Errors
-    /// Of the verbs.
+    /// Those of the verbs.
     pub fn connect(&mut self, qps: [Qp; 2]) -> Outcome {
         let [a, b] = &mut self.ends;
         let here = a.context.endpoint(qps[0], a.sgid_index)?;
@@ -365,15 +365,15 @@ impl Pair {
         Ok(())
     }
 
-    /// Destroys what the case has made.
+    /// Destroys the objects that the case has created.
     ///
     /// # Errors
-    /// Something can't be destroyed.
+    /// An object can't be destroyed.
     pub fn clear(&mut self) -> Outcome {
         Ok(self.ends.iter_mut().try_for_each(End::clear)?)
     }
 
-    /// The same, behind a case that has failed.
+    /// The same, after a failed case.
     pub fn abandon(&mut self) {
         self.ends.iter_mut().for_each(End::abandon);
     }

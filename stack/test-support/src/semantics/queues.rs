@@ -46,7 +46,7 @@ fn armed(pair: &mut Pair) -> Outcome {
     same!(pair.event(1, cq)?, Event::Completion(cq));
     (1..=2).try_for_each(|n| pair.completes(1, n, WcStatus::Success).map(drop))?;
     (1..=2).try_for_each(|n| pair.completes(0, n, WcStatus::Success).map(drop))?;
-    // One event for each time that it was armed.
+    // One event each time it was armed.
     same!(pair.ends[1].context.next_event_of(cq)?, None);
     Ok(())
 }
@@ -112,7 +112,7 @@ fn full(pair: &mut Pair) -> Outcome {
     (0..4).try_for_each(|n| pair.completes(0, n, WcStatus::Success).map(drop))?;
     (0..4).try_for_each(|n| pair.completes(1, 10 + n, WcStatus::Success).map(drop))?;
     same!(pair.ends[0].context.query_qp(qps[0])?.outstanding_sends, 0);
-    // What the service does not have is told of before a queue that is full.
+    // An unsupported operation is reported even if the queue is full.
     let qps = pair.connected(QpType::Uc, |config| config.max_send_wr(4))?;
     (0..4).try_for_each(|n| pair.ends[0].send(qps[0], n, SendOp::Send, &[]))?;
     let there = pair.ends[1].zeros(8, &[Access::REMOTE_READ])?;
@@ -133,7 +133,7 @@ fn destroyed(pair: &mut Pair) -> Outcome {
         pair.ends[1].receive(qps[1], wr_id, &[])?;
         pair.ends[0].send(qps[0], wr_id, SendOp::Send, &[])?;
     }
-    // All is done by then.
+    // Everything is done by then.
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(200) {
         pair.turn()?;
@@ -151,7 +151,7 @@ fn destroyed(pair: &mut Pair) -> Outcome {
 fn descriptor(pair: &mut Pair) -> Outcome {
     let qps = pair.connected(QpType::Rc, |config| config)?;
     pair.ends[1].receive(qps[1], 1, &[])?;
-    // All that was to do is done.
+    // All work is done.
     pair.silence()?;
     let mut clock = Clock::start();
     clock.catch_up_with(pair.ends[1].context.now());
@@ -165,7 +165,7 @@ fn descriptor(pair: &mut Pair) -> Outcome {
     pair.ends[0].send(qps[0], 2, SendOp::Send, &[])?;
     let start = Instant::now();
     loop {
-        // The sender alone is polled: what comes to the other makes its descriptor readable.
+        // Only the sender is polled: packets to the other end make its descriptor readable.
         let now = clock.now();
         pair.ends[0].context.poll(now)?;
         if is_readable(&pair.ends[1].context)? {

@@ -1,4 +1,4 @@
-//! States of queue pairs, what they may change, and what is told of them.
+//! States of queue pairs, their changeable attributes, and queries.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ fn drained(pair: &mut Pair) -> Outcome {
     pair.completes(1, 1, WcStatus::Success)?;
     pair.ends[0].context.modify_qp(qps[0], Transition::Drain)?;
     same!(pair.event(0, qps[0])?, Event::SqDrained(qps[0]));
-    // What is posted in SQD waits.
+    // Work posted in SQD waits.
     pair.ends[0].send(qps[0], 2, SendOp::Send, &[])?;
     pair.silence()?;
     let update = QpUpdate::default().timeout(13).retry_count(2).rnr_retry(1).max_rd_atomic(2);
@@ -108,7 +108,7 @@ fn updated(pair: &mut Pair) -> Outcome {
     let told = pair.completion(0)?;
     let is_refused = matches!(told.status, WcStatus::RemAccessErr | WcStatus::RemInvReqErr);
     same!((told.wr_id, is_refused), (2, true));
-    // What only SQD allows.
+    // Only allowed in SQD.
     let late = Transition::Update(QpUpdate::default().timeout(9));
     let others = pair.connected(QpType::Rc, |config| config)?;
     refused!(pair.ends[0].context.modify_qp(others[0], late), Error::Invalid { .. });

@@ -1,4 +1,4 @@
-//! Ways to a peer: addresses of both IP versions and in a VLAN, path MTUs, and the tables of the port.
+//! Paths to a peer: addresses of both IP versions and in a VLAN, path MTUs, and the tables of the port.
 
 use std::net::Ipv4Addr;
 
@@ -36,7 +36,7 @@ fn connected(pair: &mut Pair, qp_type: QpType) -> Outcome {
     exchange(pair, qps, 9000)
 }
 
-/// A row has the VLAN of the interface that has the address; an endpoint names the address.
+/// A GID table entry has the VLAN of the interface with the address; an endpoint has the address.
 fn row_of_vlan(pair: &mut Pair) -> Outcome {
     for end in &mut pair.ends {
         let index = end.sgid_index();
@@ -46,14 +46,14 @@ fn row_of_vlan(pair: &mut Pair) -> Outcome {
         let gid = end.gid();
         let qp = end.qp(QpType::Rc, |config| config)?;
         same!(end.context.endpoint(qp, index)?.gid, gid);
-        // A way from a row that there is not.
+        // A path from an entry that does not exist.
         let beyond = end.context.port().gids.len();
         refused!(end.context.create_ah(end.pd, &AddressVector::new(gid, beyond)), Error::Invalid { .. });
     }
     Ok(())
 }
 
-/// A WRITE with immediate of so many bytes.
+/// A WRITE with immediate of this many bytes.
 fn exchange(pair: &mut Pair, qps: [Qp; 2], len: u64) -> Outcome {
     let to = pair.ends[1].zeros(len as usize, &super::pair::ALL)?;
     let from = pair.ends[0].region(len as usize, &[])?;
@@ -67,7 +67,7 @@ fn exchange(pair: &mut Pair, qps: [Qp; 2], len: u64) -> Outcome {
     Ok(())
 }
 
-/// The largest that both ports have room for.
+/// The largest that both ports support.
 fn largest(pair: &Pair) -> Result<PathMtu, Box<dyn std::error::Error>> {
     let largest = |end: &super::End| end.context.port().path_mtu(end.gid().is_ipv6());
     Ok(largest(&pair.ends[0])
@@ -131,7 +131,7 @@ fn too_long(pair: &mut Pair) -> Outcome {
     let there = pair.ends[1].zeros(40 + len as usize, &[Access::LOCAL_WRITE])?;
     let from = pair.ends[0].region(len as usize, &[])?;
     pair.ends[1].receive(qps[1], 1, &[there.sge(0..40 + len)])?;
-    // It is dropped, as on the way.
+    // It is dropped, as in the network.
     pair.ends[0].send(qps[0], 2, SendOp::SendTo(to), &[from.sge(0..len)])?;
     pair.completes(0, 2, WcStatus::Success)?;
     pair.silence()

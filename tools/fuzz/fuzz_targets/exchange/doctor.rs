@@ -7,7 +7,7 @@ pub fn run(bytes: &[u8]) {
     let Ok(length) = length(*prefix) else { return };
     let Some(body) = body.get(..length) else { return };
     let Ok(message) = DoctorMessage::parse(body) else { return };
-    // It may have come in fewer bytes than it would be said in here.
+    // The received form may be shorter than the generated one.
     let Ok(again) = message.to_bytes() else { return };
     assert_eq!(DoctorMessage::parse(&again[prefix.len()..]).as_ref(), Ok(&message));
 }

@@ -1,5 +1,5 @@
-//! What a peer says outside of RoCE, before there is a connection, and the messages of collectives: of the bytes the first says
-//! to whom.
+//! Messages of a peer outside of RoCE, before there is a connection, and the messages of collectives: the first byte
+//! selects the protocol.
 #![no_main]
 
 mod doctor;

@@ -1,7 +1,7 @@
 use ferroce_tools::perf::message::{Incoming, PerfMessage};
 use ferroce_tools::perf::plan::Layout;
 
-/// Bytes of the control connection, which come in pieces: the first byte says how long these are.
+/// Bytes of the control connection, which arrive in pieces; the first byte determines their length.
 pub fn run(bytes: &[u8]) {
     let Some((step, bytes)) = bytes.split_first() else { return };
     let mut incoming = Incoming::default();
@@ -24,7 +24,7 @@ fn look_at(message: PerfMessage) {
     let mut again = Incoming::default();
     again.extend(&message.to_bytes().expect("it was JSON before"));
     assert_eq!(again.pop().as_ref(), Ok(&Some(message.clone())));
-    // What a server makes of the plan before it allocates.
+    // The server's checks of the plan before it allocates.
     if let PerfMessage::Plan(plan) = message
         && plan.check_limits().is_ok()
     {
@@ -33,7 +33,7 @@ fn look_at(message: PerfMessage) {
                 let layout = Layout::new(&plan, size);
                 let last = layout.range(plan.qps as usize - 1, layout.slots - 1);
                 assert!(last.end as u64 <= layout.region_len() && last.len() == size as usize);
-                // All that is compared has its place.
+                // All compared messages have a slot.
                 assert!(!plan.check || plan.check_lap(size, &[layout.slots + 1]).is_err());
             }
         }

@@ -2,7 +2,7 @@ use ferroce_tools::perf::perftest::message::{
     DESTINATION, PerftestDestination, SystemData, Version, path_mtu_from_message, path_mtu_to_message,
 };
 
-/// A word of perftest's: the first byte says which.
+/// A message of perftest; the first byte selects its kind.
 pub fn run(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     match kind % 4 {

@@ -1,4 +1,4 @@
-//! The regions of a [`Live`] and its memory window: what they must hold, who may reach them, and the fuzzer's
+//! The regions of a [`Live`] and its memory window: their expected contents, their access rights, and the fuzzer's
 //! choices among them.
 
 use std::cell::RefCell;
@@ -12,13 +12,13 @@ use crate::packet;
 
 /// Bytes of each region.
 pub(crate) const REGION: usize = 4096;
-/// Stands for the window where a place is chosen.
+/// Selects the window in a choice of a place.
 const WINDOW_CHOICE: u8 = 5;
-/// Regions that are registered, when all are.
+/// The most registered regions.
 pub(super) const PLACES: usize = 5;
 
-/// What is registered in each place, again after each deregistration: the rights, whether it is in
-/// the queue pair's protection domain, and the address of its first byte.
+/// The region in each place, which is registered again after each deregistration: access rights, whether it is in the
+/// queue pair's protection domain, and the address of its first byte.
 fn place(number: usize) -> (Access, bool, u64) {
     match number {
         0 => (all_access(), true, 0x10_0000),
@@ -35,13 +35,13 @@ pub(crate) struct Region {
     pub(crate) own_pd: bool,
     pub(crate) iova: u64,
     pub(crate) rkey: RKey,
-    /// Its key was invalidated.
+    /// Whether its key was invalidated.
     pub(crate) revoked: bool,
-    /// What it must hold.
+    /// Its expected contents.
     pub(crate) bytes: Box<[u8]>,
 }
 
-/// Bytes of a region, by its place.
+/// Bytes of a region, by place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) place: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Piece {
     pub(crate) length: usize,
 }
 
-/// What a memory window opens.
+/// The memory that a window opens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) piece: Piece,
@@ -73,8 +73,8 @@ impl Live {
         self.regions[place] = Some(Region { mr, access, own_pd, iova, rkey, revoked: false, bytes });
     }
 
-    /// Deregisters what is in a place, which must be refused while `pinned`, or while the window is bound
-    /// to it.
+    /// Deregisters the region in a place, which must be refused while it is `pinned`, or while the window is bound to
+    /// it.
     pub(crate) fn deregister(&mut self, place: usize, pinned: bool) {
         let pinned = pinned || self.window.is_some_and(|window| window.piece.place == place);
         let Some(region) = &self.regions[place] else { return };
@@ -93,8 +93,7 @@ impl Live {
         }
     }
 
-    /// A key by the fuzzer's choice: that of a place or of the window, mostly, and otherwise one that is
-    /// not quite.
+    /// A key chosen by the fuzzer: mostly that of a place or of the window, otherwise an almost valid one.
     pub(crate) fn key(&self, choice: u8) -> RKey {
         let key = match self.window {
             Some(window) if choice & 7 == WINDOW_CHOICE => window.rkey,
@@ -107,7 +106,7 @@ impl Live {
         }
     }
 
-    /// The address of the first byte that a choice of key opens.
+    /// The address of the first byte that a chosen key opens.
     pub(crate) fn address(&self, choice: u8) -> u64 {
         match self.window {
             Some(window) if choice & 7 == WINDOW_CHOICE => {
@@ -122,7 +121,7 @@ impl Live {
         self.regions[usize::from(choice & 7) % PLACES].as_ref()
     }
 
-    /// Bytes that a peer names, if it may: the place and the offset.
+    /// The bytes that a peer names, if it may access them: place and offset.
     pub(crate) fn reach(&self, rkey: RKey, access: Access, va: u64, length: usize) -> Option<Piece> {
         let Piece { place, offset: start, length: room } = self.opened(rkey, access)?;
         let offset = usize::try_from(va.checked_sub(self.regions[place].as_ref()?.iova)?).ok()?;
@@ -130,7 +129,7 @@ impl Live {
         (offset >= start && end <= start + room).then_some(Piece { place, offset, length })
     }
 
-    /// What a key opens for this access.
+    /// The memory that a key opens for this access.
     pub(crate) fn opened(&self, rkey: RKey, access: Access) -> Option<Piece> {
         if let Some(window) = &self.window
             && window.rkey == rkey
@@ -142,7 +141,7 @@ impl Live {
         Some(Piece { place, offset: 0, length: REGION })
     }
 
-    /// A peer has invalidated a key: it must have had the right.
+    /// A peer has invalidated a key: it must have had the right to do so.
     pub(crate) fn invalidated(&mut self, rkey: RKey) {
         if self.window.is_some_and(|window| window.rkey == rkey) {
             self.window = None;
@@ -159,7 +158,7 @@ impl Live {
         }
     }
 
-    /// Posts a bind of the window to this piece, which leaves no completion if it succeeds.
+    /// Posts a bind of the window to this piece, which generates no completion on success.
     pub(crate) fn post_bind(&mut self, wr_id: u64, piece: Piece, access: Access) {
         let Some(region) = &self.regions[piece.place] else { return };
         let op = SendOp::BindMw {
@@ -175,7 +174,7 @@ impl Live {
         }
     }
 
-    /// Looks whether the window was bound in the turn before; that must have been right.
+    /// Checks whether the window was bound in the last turn; the bind must have been valid.
     pub(crate) fn observe_window(&mut self) {
         let remote = self.context.remote_window(self.mw).expect("it lives to the end");
         if remote.map(|remote| remote.rkey) == self.window.map(|window| window.rkey) {
@@ -204,13 +203,13 @@ impl Live {
         &region.bytes[piece.offset..piece.offset + piece.length]
     }
 
-    /// What the engine has in memory now.
+    /// The current bytes in the engine's memory.
     pub(crate) fn actual(&self, piece: Piece) -> &[u8] {
         let region = self.regions[piece.place].as_ref().expect("a region that is there");
         &self.context.bytes(region.mr).expect("it is registered")[piece.offset..piece.offset + piece.length]
     }
 
-    /// Notes that these bytes are to be in memory.
+    /// Sets the expected bytes.
     pub(crate) fn expect_bytes(&mut self, piece: Piece, bytes: &[u8]) {
         let region = self.regions[piece.place].as_mut().expect("a region that is there");
         region.bytes[piece.offset..piece.offset + piece.length].copy_from_slice(bytes);
@@ -224,7 +223,7 @@ impl Live {
         self.context.bytes_mut(region.mr).expect("it is registered")[range].fill(value);
     }
 
-    /// As an input has it: at most 64 bytes of a region.
+    /// From the input: at most 64 bytes of a region.
     pub(crate) fn write_some(&mut self, input: &mut Input<'_>) {
         let (piece, value) = (self.read_pieces(input)[0], input.u8());
         let length = piece.length.min(64);
@@ -233,7 +232,7 @@ impl Live {
         }
     }
 
-    /// Every byte of every region is what it must be.
+    /// Checks every byte of every region.
     pub(crate) fn check_memory(&self) {
         for (place, region) in self.regions.iter().enumerate() {
             let Some(region) = region else { continue };
@@ -245,7 +244,7 @@ impl Live {
         }
     }
 
-    /// The pieces of a work request by the fuzzer's choice: up to two.
+    /// The SGEs of a work request, chosen by the fuzzer: up to two.
     pub(crate) fn read_pieces(&self, input: &mut Input<'_>) -> Vec<Piece> {
         let (places, offset, length) = (input.u8(), usize::from(input.u16()), usize::from(input.u16()));
         let (offset, length) = (offset % REGION, length % (2 * REGION));
@@ -259,19 +258,19 @@ impl Live {
             pieces.push(Piece { place, offset: 0, length: (length - first.length).min(room) });
         }
         if places & 0x40 != 0 {
-            // Beyond the end of the region: the completion must say so.
+            // Beyond the end of the region: the completion must report it.
             pieces[0].length += 1;
         }
         pieces
     }
 
-    /// The bytes that stand for one piece in [`read_pieces`](Live::read_pieces).
+    /// The bytes that [`read_pieces`](Live::read_pieces) parses as one piece.
     pub(crate) fn pieces_bytes(place: u8, offset: u16, length: u16) -> [u8; 5] {
         let ([a, b], [c, d]) = (offset.to_le_bytes(), length.to_le_bytes());
         [place, a, b, c, d]
     }
 
-    /// As the verbs want them; `None` if a region is not registered now.
+    /// As SGEs; `None` if a region is not registered now.
     pub(crate) fn sges(&self, pieces: &[Piece]) -> Option<Vec<Sge>> {
         let sge = |piece: &Piece| {
             let mr = self.regions[piece.place].as_ref()?.mr;
@@ -280,7 +279,7 @@ impl Live {
         pieces.iter().map(sge).collect()
     }
 
-    /// Whether the queue pair may use these pieces: its own domain, the right, the bounds.
+    /// Whether the queue pair may use these pieces: protection domain, access rights, bounds.
     pub(crate) fn may_use(&self, pieces: &[Piece], access: Access) -> bool {
         pieces.iter().all(|piece| {
             let region = self.regions[piece.place].as_ref();
@@ -314,9 +313,9 @@ pub(crate) fn total(pieces: &[Piece]) -> usize {
 }
 
 thread_local! {
-    /// Regions of earlier executions: a mapping is the dearest part of a context.
+    /// Regions of earlier executions: mapping memory is the most expensive part of a context.
     static POOL: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
-    /// What each place holds when it is registered.
+    /// The initial contents of each place.
     static FILLED: [Vec<u8>; PLACES] = std::array::from_fn(|place| {
         let mut bytes = vec![0; REGION];
         packet::fill(&mut bytes, 0x80 ^ place as u8);

@@ -1,4 +1,4 @@
-//! What a packet does if the engine executes it.
+//! The effect of a packet if the engine executes it.
 
 use ferroce::wire::{Feth, NetworkHeader, Operation, Packet, Position, Selectivity};
 use ferroce::{Access, QpType, RKey, WcOpcode};
@@ -7,15 +7,15 @@ use super::{Answer, InboundMessage, Target};
 use crate::live::{Piece, part, total};
 use crate::packet::QKEY;
 
-/// What a packet does if it is executed.
+/// The effect of an executed packet.
 pub(super) struct Effect {
-    /// PSNs that it takes.
+    /// Its number of PSNs.
     pub(super) packets: u32,
     pub(super) writes: Vec<(Piece, Vec<u8>)>,
     pub(super) message: InboundMessage,
-    /// The message is complete.
+    /// Whether the message is complete.
     pub(super) ends: bool,
-    /// The oldest receive completes.
+    /// The oldest receive WR completes.
     pub(super) received: Option<(WcOpcode, usize)>,
     pub(super) immediate: Option<u32>,
     pub(super) invalidates: Option<RKey>,
@@ -23,7 +23,7 @@ pub(super) struct Effect {
 }
 
 impl Effect {
-    /// Of a message of one packet that does nothing yet.
+    /// The effect of a one-packet message, still empty.
     fn of(packet: &Packet<'_>) -> Effect {
         Effect {
             packets: 1,
@@ -39,7 +39,7 @@ impl Effect {
 }
 
 impl Target {
-    /// What the packet does if the engine executes it; `None` if it must not.
+    /// The effect of the packet if the engine executes it; `None` if it must not be executed.
     pub(super) fn effect(&self, packet: &Packet<'_>) -> Option<Effect> {
         let (opcode, length) = (packet.opcode, packet.payload.len());
         if self.live.setup.service == QpType::Ud {
@@ -124,7 +124,7 @@ impl Target {
         }
     }
 
-    /// A datagram goes into the oldest receive whole, behind its network header.
+    /// A datagram is received into the oldest receive WR, with its network header first.
     fn datagram_effect(&self, packet: &Packet<'_>) -> Option<Effect> {
         let receive = self.receives.front()?;
         let mut message = vec![0; if packet.header == NetworkHeader::Ipv4 { 20 } else { 0 }];
@@ -179,7 +179,7 @@ impl Target {
         }
         let mut writes = Vec::new();
         if total > 0 {
-            // The whole of what is announced must be there, not just what this packet brings.
+            // The whole announced range must be accessible, not only that of this packet.
             let piece = self.live.reach(rkey, Access::REMOTE_WRITE, va, remaining as usize)?;
             writes.push((Piece { length: packet.payload.len(), ..piece }, packet.payload.to_vec()));
         }
@@ -195,7 +195,7 @@ impl Target {
         Some(Effect { writes, received, ..plain })
     }
 
-    /// Whether the queue pair was given this right.
+    /// Whether the queue pair has this access right.
     fn allowed(&self, access: Access) -> Option<()> {
         self.live.setup.access.contains(access).then_some(())
     }
@@ -205,7 +205,7 @@ fn flush_access(feth: &Feth) -> Option<Access> {
     let kind = feth.flush_type();
     match (kind.global_visibility, kind.persistence) {
         (true, false) => Some(Access::FLUSH_GLOBAL),
-        // Host memory has no persistence, and nobody can be given it.
+        // Host memory has no persistence, so this right can't be granted.
         _ => None,
     }
 }

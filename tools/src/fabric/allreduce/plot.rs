@@ -22,7 +22,7 @@ use crate::quantity::Bytes;
 const WIDTH: u32 = 1000;
 const ROW: u32 = 380;
 
-/// A picture for each setting: what was simulated as lines, the cost model dashed.
+/// One picture for each setting: simulated times as solid lines, the cost model dashed.
 pub(super) fn write(path: &Path, title: &str, cases: &[Case]) -> Result<(), Failure> {
     let text = draw(title, cases).map_err(|error| Failure::run(format!("drawing: {error}")))?;
     std::fs::write(path, text).or_fail(|| format!("--svg {}", path.display()))
@@ -104,7 +104,7 @@ fn simulated(cell: &Cell) -> Option<f64> {
     }
 }
 
-/// Beside what was simulated.
+/// Only where there is a simulated time to compare it with.
 fn modelled(cell: &Cell) -> Option<f64> {
     simulated(cell).and(cell.model.ok()).map(micros)
 }

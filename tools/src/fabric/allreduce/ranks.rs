@@ -1,4 +1,4 @@
-//! Ranks of `ferroce_collectives` at the hosts of a fabric, in virtual time. All `Collectives` are polled in one
+//! Ranks of `ferroce_collectives` on the hosts of a fabric, in virtual time. All `Collectives` are polled in one
 //! thread.
 
 use std::time::Duration;
@@ -16,48 +16,48 @@ use crate::fabric::report::legible_time;
 use crate::fabric::wakes::Wakes;
 use crate::failure::{Failure, OrFail};
 
-/// Buffers of all ranks together, up to which each rank has one of its own.
+/// Total size of the ranks' private buffers; above it, all ranks share one.
 const OWN_BYTES: u64 = 1 << 30;
 /// Bytes of an element.
 const ELEMENT: u64 = 8;
-/// Turns after which progress is told at the latest.
+/// The most turns between two reports of progress.
 const TURNS: u32 = 1 << 14;
 
-/// All of them, in one thread.
+/// All ranks, polled in one thread.
 pub(super) struct Ranks {
     fabric: Fabric,
     each: Vec<Rank>,
     rails: usize,
     wakes: Wakes,
     now: Nanos,
-    /// How long an operation may take.
+    /// The time limit of an operation.
     limit: Duration,
     turns: u32,
-    /// The length of the buffers that each rank has for itself, so far.
+    /// The length of each rank's private buffer so far.
     own_bytes: u64,
-    /// The longest that they may have.
+    /// The greatest length of a private buffer.
     most_own_bytes: u64,
 }
 
 struct Rank {
     collectives: Collectives,
     all: Communicator,
-    /// For what is checked.
+    /// The private buffer, whose contents are checked.
     own: Buffer,
-    /// Bytes that all ranks have in common, for what is longer.
+    /// A buffer shared by all ranks, for longer operations.
     common: Option<Buffer>,
 }
 
-/// Whether to go on.
+/// Reports progress; returns whether to continue.
 pub(super) type Told<'a> = dyn FnMut() -> bool + 'a;
 
-/// The longest of these sizes that each rank has a buffer of its own for.
+/// The longest of these sizes for which each rank has a private buffer.
 pub(super) fn own_bytes(sizes: &[u64], ranks: usize) -> u64 {
     sizes.iter().copied().filter(|bytes| bytes * ranks as u64 <= OWN_BYTES).max().unwrap_or(ELEMENT)
 }
 
 impl Ranks {
-    /// They have met, and none is connected. `options` are those of the library.
+    /// Creates the ranks and lets them meet; no channels are connected. `options` are those of the library.
     pub(super) fn meet(plan: &Plan, section: &AllreduceSection, options: &Options) -> Result<Ranks, Failure> {
         let built = plan.build()?;
         plan.fail(&built);
@@ -113,7 +113,7 @@ impl Ranks {
         })
     }
 
-    /// What messages cost, as the ranks measure it; `None` if it is not to go on.
+    /// Measures the cost model at the ranks; `None` if stopped.
     pub(super) fn measure(&mut self, told: &mut Told<'_>) -> Result<Option<Model>, Failure> {
         let begin = |rank: &mut Rank| rank.collectives.start_measuring(rank.all);
         let mut under_way: Vec<Measurement> =
@@ -128,14 +128,14 @@ impl Ranks {
         Ok(self.go_on(told, &what, step)?.and(model))
     }
 
-    /// The choice for an all-reduce of so many bytes.
+    /// The library's choice for an all-reduce of `bytes` bytes.
     pub(super) fn explain(&self, bytes: u64) -> Result<Explanation, Failure> {
         let rank = &self.each[0];
         Ok(rank.collectives.explain(rank.all, &self.operation(0, bytes))?)
     }
 
-    /// How long an all-reduce of so many bytes takes, from its start at all ranks to its end at the last one; `None` if it is not
-    /// to go on. Every element is checked, if ranks have memory of their own.
+    /// The time of an all-reduce of `bytes` bytes, from its start at all ranks to its end at the last one; `None` if
+    /// stopped. Every element is checked if the ranks use private buffers.
     pub(super) fn all_reduce(
         &mut self,
         bytes: u64,
@@ -161,7 +161,7 @@ impl Ranks {
         Ok(time)
     }
 
-    /// Events of the fabric, and the hash of all its frames.
+    /// The number of events of the fabric, and the hash of all its frames.
     pub(super) fn trace(&self) -> (u64, u64) {
         (self.fabric.events(), self.fabric.trace_hash())
     }
@@ -173,7 +173,7 @@ impl Ranks {
         Operation::all_reduce(buffer, buffer, count, DataType::U64, Reduction::Sum)
     }
 
-    /// Polls the ranks until `step` has said of each that it is done, and returns how long that took.
+    /// Polls the ranks until `step` has returned true for each, and returns the time that took.
     fn go_on(
         &mut self,
         told: &mut Told<'_>,
@@ -189,7 +189,7 @@ impl Ranks {
         (0..each.len()).for_each(|rank| wakes.wake(rank, start));
         while left > 0 {
             *now = fabric.advance_until_woken(wakes.next().min(end), &mut woken);
-            // Hosts behind those of the last rail are nobody's.
+            // Hosts beyond the last rail belong to no rank.
             let size = each.len();
             let hosts = woken.drain(..).filter(|host| host.number() < size * *rails);
             hosts.for_each(|host| wakes.wake(host.number() % size, *now));
@@ -220,7 +220,8 @@ impl Ranks {
         Ok(Some(now.since(start)))
     }
 
-    /// Longer buffers, where those of before are too short. These stay: a peer's ACK may be on its way.
+    /// Allocates longer buffers if the present ones are too short. The old ones stay allocated: a peer may still await
+    /// an ACK for them.
     fn make_room(&mut self, bytes: u64) -> Result<(), Failure> {
         if bytes > self.own_bytes {
             for rank in &mut self.each {
@@ -231,7 +232,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// Gives each element of each rank a value of its own.
+    /// Gives every element of every rank a different value.
     fn fill(&mut self, bytes: u64) -> Result<(), Failure> {
         for (number, rank) in (0..).zip(&mut self.each) {
             let own: Vec<u8> = (0..bytes / ELEMENT).flat_map(|at| value(number, at).to_ne_bytes()).collect();
@@ -259,7 +260,7 @@ impl Ranks {
     }
 }
 
-/// What a rank has at a place; in proportion to it, but for what the rank adds.
+/// The value of an element: linear in its index, plus an offset that depends on the rank.
 fn value(rank: u64, at: u64) -> u64 {
     (rank + 1) * (rank + 3) + ((at * (2 * rank + 1)) << 16)
 }

@@ -12,19 +12,19 @@ use crate::fabric::description::Description;
 use crate::fabric::report::number;
 use crate::quantity::Bytes;
 
-/// Above this part of the best time a choice is told by its size.
+/// If the chosen algorithm is slower than the best by more than this fraction, the report lists the size.
 const NEAR: f64 = 0.10;
 
-/// A cost model that is off by more than this part of what was simulated is told of.
+/// If the cost model deviates from the simulation by more than this fraction, the report says so.
 const FAR: f64 = 0.20;
 
-/// A setting, and what came of it.
+/// A setting and its results.
 pub(super) struct Case {
     pub(super) label: String,
     pub(super) sweep: Sweep,
 }
 
-/// A table for each setting.
+/// One table for each setting.
 pub(super) fn text(section: &AllreduceSection, ranks: usize, cases: &[Case]) -> String {
     let each = section.ranks_per_host;
     let rails = if section.rails == 1 { String::new() } else { format!("{} rails, ", section.rails) };
@@ -150,7 +150,7 @@ impl Case {
         text
     }
 
-    /// Where the cost model is far from what was simulated of an algorithm, if it is.
+    /// Where the cost model of an algorithm deviates far from the simulation, if anywhere.
     fn misjudged(&self, algorithm: Algorithm) -> Option<String> {
         let mut sizes = Vec::new();
         let mut worst = 0.0_f64;
@@ -174,7 +174,7 @@ impl Case {
 }
 
 impl Size {
-    /// The library's choice, with what the model says of it where nothing else is known.
+    /// The library's choice, with the cost model's time if nothing was simulated.
     fn choice(&self) -> String {
         let chosen = self.cells.iter().find(|cell| cell.algorithm == self.chosen);
         match chosen.map(|cell| (cell.simulated, cell.model)) {
@@ -205,7 +205,7 @@ fn micros(time: Duration) -> String {
     number(time.as_nanos() as f64 / 1e3)
 }
 
-/// The first column to the left, the others to the right.
+/// The first column is left-aligned, the others are right-aligned.
 fn write_columns(text: &mut String, rows: &[Vec<String>]) {
     let width = |at: usize| {
         rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -219,7 +219,7 @@ fn write_columns(text: &mut String, rows: &[Vec<String>]) {
     }
 }
 
-/// The report for programs.
+/// The report as JSON.
 pub(super) fn json(
     description: &Description,
     command: &str,

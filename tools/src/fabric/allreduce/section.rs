@@ -1,4 +1,4 @@
-//! `[allreduce]` of a file: what the ranks do in the fabric.
+//! `[allreduce]` of a file: the operations of the ranks in the fabric.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,26 +10,26 @@ use crate::fabric::description::{ControlSection, Repeat, Shape, TimeSection};
 use crate::fabric::wrong::Wrong;
 use crate::quantity::{Bytes, Time};
 
-/// All-reduces, by size and algorithm, of ranks of which each has a host's port of its own.
+/// All-reduces by size and algorithm. Each rank has its own host port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub(crate) struct AllreduceSection {
-    /// Those of hosts 0 and following; as many as there are hosts by default.
+    /// The ranks are on hosts 0 and following; by default as many as there are hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ranks: Option<usize>,
-    /// Ports of each rank, its rails. That of rank r on rail k is host k times the number of ranks, plus r.
+    /// Ports of each rank, its rails. Rank r on rail k is host k · ranks + r.
     pub(crate) rails: usize,
-    /// So many, one after the other, count as one host with several ports.
+    /// This many consecutive ranks count as one host with several ports.
     pub(crate) ranks_per_host: usize,
     pub(crate) algorithm: Algorithms,
-    /// What is reduced.
+    /// Sizes of the all-reduces.
     pub(crate) bytes: ByteList,
-    /// Rounds that are measured of each.
+    /// Measured rounds of each size.
     pub(crate) count: usize,
-    /// What the library cuts long operations into; as it does by default.
+    /// The chunks of long operations; the library's default if omitted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) chunk: Option<Bytes>,
-    /// Up to so many bytes the library copies elements and sends them at once.
+    /// Up to this size the library copies elements and sends them at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) eager: Option<Bytes>,
 }
@@ -49,22 +49,22 @@ impl Default for AllreduceSection {
     }
 }
 
-/// Ranks at most.
+/// The most ranks.
 pub(crate) const MOST_RANKS: usize = 512;
-/// Bytes of the channels between ranks at most.
+/// The most bytes of all channels between ranks.
 pub(super) const MOST_CHANNELS: u64 = 6 << 30;
-/// Bytes of an operation at most.
+/// The most bytes of an operation.
 const MOST_BYTES: u64 = 1 << 30;
-/// Sizes at most.
+/// The most sizes.
 const MOST_SIZES: usize = 100;
 
 impl AllreduceSection {
-    /// How many ranks there are in a topology with so many hosts.
+    /// The number of ranks in a topology with `hosts` hosts.
     pub(crate) fn size(&self, hosts: usize) -> usize {
         self.ranks.unwrap_or(hosts / self.rails.max(1))
     }
 
-    /// How the library works.
+    /// The options of the library.
     pub(super) fn options(&self) -> Options {
         let options = Options::default();
         let or = |bytes: Option<Bytes>, default: u32| {
@@ -76,7 +76,7 @@ impl AllreduceSection {
             .shared_memory(SharedMemory::Off)
     }
 
-    /// What the channels between all pairs of so many ranks take: rings for four to eight short messages at both ends.
+    /// Memory of the channels between all pairs of ranks: rings for four to eight short messages at both ends.
     pub(super) fn channel_bytes(&self, ranks: usize) -> u64 {
         let peers = (ranks as u64).saturating_sub(1).max(1);
         let messages = (256 / peers).clamp(4, 8);
@@ -166,9 +166,9 @@ impl AllreduceSection {
 /// Which algorithms are simulated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithms {
-    /// All that can be had.
+    /// All that are possible.
     All,
-    /// For each size the one that the library chooses.
+    /// For each size, the one that the library chooses.
     Auto,
     These(Vec<Algorithm>),
 }
@@ -179,7 +179,7 @@ impl Algorithms {
     }
 }
 
-/// Those that are not for memory that ranks share.
+/// Those that do not use shared memory.
 pub(super) fn over_the_fabric() -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL
         .into_iter()
@@ -218,7 +218,7 @@ impl fmt::Display for Algorithms {
     }
 }
 
-/// Sizes: `64KiB`, `1KiB,1MiB`, or `1KiB..16MiB`, where each is four times the one before.
+/// Sizes: `64KiB`, `1KiB,1MiB`, or `1KiB..16MiB`, where each is four times the previous one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ByteList(Vec<[Bytes; 2]>);
 
@@ -229,7 +229,7 @@ impl From<Bytes> for ByteList {
 }
 
 impl ByteList {
-    /// All of them, ascending.
+    /// All sizes, ascending.
     pub(crate) fn sizes(&self) -> Vec<u64> {
         let mut sizes: Vec<u64> = Vec::new();
         for [Bytes(first), Bytes(last)] in &self.0 {
@@ -242,7 +242,7 @@ impl ByteList {
         sizes
     }
 
-    /// If it is one.
+    /// The size, if there is only one.
     pub(crate) fn single(&self) -> Option<Bytes> {
         match self.0.as_slice() {
             [[first, last]] if first == last => Some(*first),

@@ -10,15 +10,15 @@ use crate::fabric::plan::Plan;
 use crate::failure::Failure;
 use crate::quantity::Rate;
 
-/// What came of it.
+/// The results.
 pub(super) struct Sweep {
-    /// As the ranks have measured it.
+    /// The cost model that the ranks have measured.
     pub(super) model: Option<Model>,
     pub(super) sizes: Vec<Size>,
-    /// The longest that was checked.
+    /// The longest size that was checked.
     pub(super) checked: u64,
     pub(super) events: u64,
-    /// Of all simulations.
+    /// The hash of all simulations.
     pub(super) trace_hash: u64,
     pub(super) wall: Duration,
 }
@@ -26,15 +26,15 @@ pub(super) struct Sweep {
 /// One size.
 pub(super) struct Size {
     pub(super) bytes: u64,
-    /// What the library takes by itself.
+    /// The library's own choice.
     pub(super) chosen: Algorithm,
     pub(super) cells: Vec<Cell>,
 }
 
-/// One size by one algorithm.
+/// One size with one algorithm.
 pub(super) struct Cell {
     pub(super) algorithm: Algorithm,
-    /// By the cost model, or why it can't be had.
+    /// The cost model's time, or the reason that the algorithm is impossible.
     pub(super) model: Result<Duration, &'static str>,
     pub(super) simulated: Simulated,
 }
@@ -43,16 +43,17 @@ pub(super) struct Cell {
 pub(super) enum Simulated {
     /// The mean of all rounds.
     Time(Duration),
-    /// It takes longer than another one did: so long at least, by what comes over the link of a rank.
+    /// Not simulated: another algorithm was faster than this lower bound, which follows from the bytes over a rank's
+    /// link.
     Above(Duration),
-    /// The staging memory of all ranks would be so many bytes.
+    /// The staging memory of all ranks would be this many bytes.
     TooMuch(u64),
-    /// It was not asked for, can't be had, or the run was interrupted.
+    /// Not requested, impossible, or the run was interrupted.
     No,
 }
 
 impl Size {
-    /// The algorithm that took least time.
+    /// The fastest algorithm.
     pub(super) fn best(&self) -> Option<(Algorithm, Duration)> {
         let times = self.cells.iter().filter_map(|cell| match cell.simulated {
             Simulated::Time(time) => Some((cell.algorithm, time)),
@@ -61,7 +62,7 @@ impl Size {
         times.min_by_key(|(_, time)| *time)
     }
 
-    /// By which part the time of the chosen one is above the least.
+    /// How far the chosen algorithm is above the fastest, as a fraction.
     pub(super) fn excess(&self) -> Option<Excess> {
         let (_, best) = self.best()?;
         let chosen = self.cells.iter().find(|cell| cell.algorithm == self.chosen)?;
@@ -74,11 +75,11 @@ impl Size {
     }
 }
 
-/// By which part a time is above the least.
+/// A time relative to the least one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Excess {
     pub(super) above: f64,
-    /// It was not simulated to its end: it is that much at least.
+    /// A lower bound, since the algorithm was not simulated to its end.
     pub(super) is_least: bool,
 }
 
@@ -88,13 +89,14 @@ impl Excess {
     }
 }
 
-/// The first round of a size is not measured, and of long ones not whole: connections and memory are there after it.
+/// The first round of a size connects and allocates, so it is not measured. It is cut to this many bytes.
 const FIRST_ROUND: u64 = 1 << 20;
 
-/// Staging memory of all ranks at most.
+/// The most staging memory of all ranks.
 const MOST_STAGING: u64 = 3 << 30;
 
-/// Simulates all of it. `progress` is told which part is done, and ends it by returning `false`: what is known then is returned.
+/// Simulates all sizes. `progress` gets the fraction that is done, and stops the sweep by returning `false`; the
+/// results so far are returned.
 pub(super) fn sweep(
     plan: &Plan,
     section: &AllreduceSection,
@@ -146,7 +148,7 @@ impl Sweep {
         }
         self.note(&met);
         drop(met);
-        // What sends most is last: others have shown then for which sizes it can't be the best.
+        // The algorithm that sends most goes last: by then others have shown for which sizes it can't be the best.
         let mut columns: Vec<(usize, Algorithm)> = over_the_fabric().enumerate().collect();
         columns.sort_by_key(|(_, algorithm)| *algorithm == Algorithm::Direct);
         let wanted = |size: &Size, algorithm: Algorithm| match &section.algorithm {
@@ -155,7 +157,7 @@ impl Sweep {
             Algorithms::These(these) => these.contains(&algorithm),
         };
         let work = |size: &Size, algorithm: Algorithm| {
-            // Beside bytes there are messages.
+            // A constant for the messages, in addition to the bytes.
             let is_wanted = wanted(size, algorithm);
             if is_wanted { links.received(algorithm, size.bytes) + 1e6 } else { 0.0 }
         };
@@ -209,7 +211,7 @@ impl Sweep {
     }
 }
 
-/// Of so many rounds, after one that does not count.
+/// The mean of `rounds` rounds, after one that is not counted.
 fn mean(
     ranks: &mut Ranks,
     bytes: u64,
@@ -229,8 +231,8 @@ fn mean(
     Ok(Some(sum / rounds as u32))
 }
 
-/// What all ranks have together, at least, for messages that they reduce from all others: four chunks for each of these (see
-/// [`Options::chunk_bytes`]).
+/// A lower bound for the staging memory of all ranks, for messages that are reduced from all other ranks: four chunks
+/// for each of these (see [`Options::chunk_bytes`]).
 fn staging(algorithm: Algorithm, bytes: u64, ranks: usize, options: &Options) -> u64 {
     let ranks = ranks as u64;
     let message = match algorithm {
@@ -242,7 +244,7 @@ fn staging(algorithm: Algorithm, bytes: u64, ranks: usize, options: &Options) ->
     if is_staged { ranks * (ranks - 1) * 4 * u64::from(options.chunk_bytes) } else { 0 }
 }
 
-/// What has to come over the link of each rank.
+/// The load on the link of each rank.
 struct Links {
     ranks: usize,
     rate: Rate,
@@ -258,7 +260,7 @@ impl Links {
         }
     }
 
-    /// The time that an algorithm takes at least, if it sends more than others.
+    /// A lower bound for the time of an algorithm that sends more than others.
     fn least(&self, algorithm: Algorithm, bytes: u64) -> Duration {
         match algorithm {
             Algorithm::Direct => {

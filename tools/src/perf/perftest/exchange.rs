@@ -10,40 +10,40 @@ use crate::perf::pattern::Origin;
 use crate::perf::session::{Beside, Session};
 use crate::tcp::Link;
 
-/// A connection where either end speaks in its turn, the client first.
+/// A connection on which both ends take turns; the client begins.
 pub(in crate::perf) struct PerftestExchange {
     link: Link,
-    /// What has come and nobody has taken yet.
+    /// Received bytes that have not been processed.
     incoming: Vec<u8>,
-    /// How its next word is waited for, if it is: only then does what has come keep an end from being noticed.
+    /// How the next message is waited for, if it is. Otherwise an unread message must not keep the session from
+    /// noticing that the other end is gone.
     awaited: Option<Wait>,
 }
 
-/// More than any end says before it is answered: one that says more is no perftest.
+/// More than any end sends before it gets an answer: a peer that sends more is not perftest.
 const MAX_WAITING: usize = 1024;
-/// How long the other end may take for its next word before the measurement. perftest's own programs
-/// sleep and set up their memory meanwhile.
+/// The longest wait for the next message before the measurement. perftest's programs sleep and set up their memory
+/// meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take for the rest of a word that it has begun.
+/// The longest wait for the rest of a message.
 const WORD: Duration = Duration::from_secs(10);
 
-/// A word that comes before its time is one of an end that will send nothing more, after so long without a
-/// packet.
+/// A message ahead of its turn means that its sender has finished, if no packet has arrived for this long.
 const EARLY: Duration = Duration::from_millis(500);
-/// During a measurement, for packets and words.
+/// The longest time without packets and messages during a measurement.
 const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 
-/// How long to wait for the other end's word.
+/// How long to wait for the other end's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Until it must have come.
+    /// For a fixed time.
     Patiently,
-    /// As long as the measurement takes there.
+    /// For as long as the other end's measurement takes.
     Measurement,
 }
 
 impl PerftestExchange {
-    /// With what has already been read from the stream.
+    /// `read` was already read from the stream.
     pub(in crate::perf) fn new(
         stream: TcpStream,
         read: &[u8],
@@ -105,7 +105,7 @@ impl Beside for PerftestExchange {
 }
 
 impl Session<PerftestExchange> {
-    /// Says `ours` and hears as many bytes, in turn.
+    /// Sends `ours` and receives as many bytes, in turn.
     pub(super) fn swap<const LENGTH: usize>(
         &mut self,
         ours: [u8; LENGTH],
@@ -115,7 +115,7 @@ impl Session<PerftestExchange> {
         self.converse(&ours, wait, take)
     }
 
-    /// Says where a queue pair is, and hears of one of the other end.
+    /// Sends the address of a queue pair and receives one of the other end.
     pub(super) fn swap_destination(
         &mut self,
         ours: PerftestDestination,
@@ -126,7 +126,7 @@ impl Session<PerftestExchange> {
         })
     }
 
-    /// Hears of a queue pair of the other end, which is not yet answered.
+    /// Receives the address of a queue pair of the other end; the answer is sent later.
     pub(super) fn await_destination(&mut self) -> Result<PerftestDestination, Failure> {
         self.hear(Wait::Patiently, |incoming| {
             Ok(PerftestDestination::from_start(incoming)?.map(|theirs| (theirs, 0)))
@@ -149,7 +149,7 @@ impl Session<PerftestExchange> {
         Ok(theirs)
     }
 
-    /// Turns until the other end has said what `take` wants, which returns it and its bytes.
+    /// Polls until `take` returns a value and its length from the received bytes.
     fn hear<T>(
         &mut self,
         wait: Wait,

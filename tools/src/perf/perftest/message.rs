@@ -1,5 +1,5 @@
-//! The messages of perftest's programs over TCP, as bytes. They carry neither length nor type; both ends know which one
-//! comes next.
+//! The TCP messages of perftest's programs, as bytes. They contain neither length nor type; both ends know which
+//! message is next.
 
 use std::fmt;
 
@@ -18,18 +18,18 @@ pub const REPORTED: usize = 8;
 
 /// A version of perftest, in hundredths: its numbers are fractions, so 5.5 comes after 5.33.
 ///
-/// What an end says depends on what the other one has announced, and this one announces 6.27: 6.28 brought
-/// a message that is a C structure of the verbs' library, which perftest leaves out before older ones.
+/// The messages of an end depend on the version that the other end has announced. ferroce announces 6.27: 6.28
+/// introduced a message that is a C structure of libibverbs, which perftest omits for older peers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(u16);
 
 impl Version {
-    /// The one that is announced.
+    /// The announced version.
     pub const OURS: Version = Version(627);
-    /// Before it, other things were said.
+    /// Before it, the messages were different.
     const OLDEST: Version = Version(550);
     const NEWEST: Version = Version(699);
-    /// From it on, addresses are told once more when the queue pairs are connected.
+    /// From this version on, addresses are exchanged once more when the queue pairs are connected.
     const REPEATS_ADDRESSES: Version = Version(570);
 
     /// Whether a message that starts like this may be a version.
@@ -37,7 +37,7 @@ impl Version {
         matches!(bytes, [major, b'.', minor, ..] if major.is_ascii_digit() && minor.is_ascii_digit())
     }
 
-    /// As it is said: `6.27`, filled up with zeros.
+    /// As sent: `6.27`, padded with zeros.
     pub fn to_message(self) -> [u8; VERSION] {
         let mut message = [0; VERSION];
         let text = self.to_string();
@@ -45,10 +45,10 @@ impl Version {
         message
     }
 
-    /// Reads `5.5` or `6.06`, filled up with zeros.
+    /// Parses `5.5` or `6.06`, padded with zeros.
     ///
     /// # Errors
-    /// It is none, or one that is not known here.
+    /// It is not a version, or an unsupported one.
     pub fn from_message(message: &[u8; VERSION]) -> Result<Version, String> {
         let digit = |byte: &u8| byte.is_ascii_digit().then(|| u16::from(byte - b'0'));
         let text = message.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -76,7 +76,7 @@ impl Version {
         Ok(version)
     }
 
-    /// Whether ends of this version tell addresses once more when the queue pairs are connected.
+    /// Whether this version exchanges addresses once more when the queue pairs are connected.
     pub fn repeats_addresses(self) -> bool {
         self >= Version::REPEATS_ADDRESSES
     }
@@ -94,29 +94,29 @@ impl fmt::Debug for Version {
     }
 }
 
-/// The larger value of both ends is used at both.
+/// Both ends use the larger value of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemData {
-    /// Bytes of the other end's memory that small messages go through, one behind the other: its page.
+    /// Bytes of the other end's memory that small messages use in turn: its page.
     pub cycle_buffer: u32,
-    /// What their places are a multiple of.
+    /// The alignment of messages in it.
     pub cache_line: u32,
 }
 
 impl SystemData {
-    /// What is said here.
+    /// The values that ferroce sends.
     pub const OURS: SystemData = SystemData { cycle_buffer: 4096, cache_line: 64 };
     const MOST: SystemData = SystemData { cycle_buffer: 1 << 20, cache_line: 4096 };
 
-    /// The numbers, each said on its own.
+    /// The numbers, one message each.
     pub fn to_messages(self) -> [[u8; NUMBER]; 2] {
         [self.cycle_buffer.to_be_bytes(), self.cache_line.to_be_bytes()]
     }
 
-    /// Reads them.
+    /// Parses the numbers.
     ///
     /// # Errors
-    /// The number that can't be right.
+    /// The invalid number.
     pub fn from_messages(messages: [[u8; NUMBER]; 2]) -> Result<SystemData, String> {
         let [cycle_buffer, cache_line] = messages.map(u32::from_be_bytes);
         let most = SystemData::MOST;
@@ -129,7 +129,7 @@ impl SystemData {
         Ok(SystemData { cycle_buffer, cache_line })
     }
 
-    /// The larger of each.
+    /// The larger value of each.
     pub fn larger(self, other: SystemData) -> SystemData {
         SystemData {
             cycle_buffer: self.cycle_buffer.max(other.cycle_buffer),
@@ -138,16 +138,16 @@ impl SystemData {
     }
 }
 
-/// The digit of the verbs' number of a path MTU.
+/// The path MTU's number in the verbs API, as a digit.
 pub fn path_mtu_to_message(path_mtu: PathMtu) -> [u8; PATH_MTU] {
     let number = (path_mtu.bytes() / 128).ilog2() as u8;
     [b'0' + number, 0]
 }
 
-/// Reads the digit.
+/// Parses the digit.
 ///
 /// # Errors
-/// It is none, or that of no path MTU.
+/// It is not a digit, or not that of a path MTU.
 pub fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, String> {
     let number = match message {
         [digit @ b'1'..=b'5', 0] => digit - b'0',
@@ -161,12 +161,12 @@ pub fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, String>
     PathMtu::try_from(128 << number).map_err(|error| error.to_string())
 }
 
-/// A queue pair and the memory for it. Both ends also wait for each other by saying it again.
+/// A queue pair and its memory. To synchronize, both ends send it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerftestDestination {
     /// 0 on Ethernet.
     pub lid: u16,
-    /// READs and atomics that this end takes at a time.
+    /// READs and atomics that this end accepts at a time.
     pub outstanding: u16,
     /// The queue pair.
     pub qpn: Qpn,
@@ -178,17 +178,17 @@ pub struct PerftestDestination {
     pub addr: u64,
     /// The GID of the port.
     pub gid: Gid,
-    /// A shared receive queue, where queue pairs have one.
+    /// The shared receive queue, if the queue pair has one.
     pub srqn: u32,
 }
 
 impl PerftestDestination {
     /// Where the GID starts.
     const GID: usize = 50;
-    /// Bytes of an end that has no GID.
+    /// Length of the message of an end without a GID.
     const WITHOUT_GID: usize = 59;
 
-    /// As it is said.
+    /// As sent.
     pub fn to_message(self) -> [u8; DESTINATION] {
         let PerftestDestination { lid, outstanding, qpn, psn, rkey, addr, gid, srqn } = self;
         let gid: String = gid.0.iter().map(|byte| format!("{byte:02x}:")).collect();
@@ -201,15 +201,16 @@ impl PerftestDestination {
         message
     }
 
-    /// Reads the one that `bytes` start with; `None` if not all of it is there yet.
+    /// Parses the start of `bytes`; `None` if the message is not complete.
     ///
     /// # Errors
-    /// It is none, or of an end that is set up otherwise; says how that is mended.
+    /// It is invalid, or the other end uses an unsupported option; says how to correct that.
     pub fn from_start(bytes: &[u8]) -> Result<Option<PerftestDestination>, String> {
         let Some(start) = bytes.first_chunk::<{ PerftestDestination::WITHOUT_GID }>() else {
             return Ok(None);
         };
-        // Other ends say something shorter or longer, and would wait, or leave something behind.
+        // The messages of other configurations are shorter or longer, so one end would wait, or bytes would be left
+        // over.
         if start[PerftestDestination::WITHOUT_GID - 1] == 0 {
             return Err("perftest has no GID; start it with -x INDEX".into());
         }
@@ -257,13 +258,13 @@ impl PerftestDestination {
     }
 }
 
-/// Hexadecimal numbers of known lengths, with a colon behind each.
+/// Hexadecimal numbers of known lengths, with a colon after each.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
     fn hex(&mut self, digits: usize) -> Option<u64> {
         let (field, rest) = self.0.split_at_checked(digits)?;
-        // from_str_radix takes a sign too.
+        // from_str_radix would also accept a sign.
         let text = std::str::from_utf8(field).ok().filter(|_| field.iter().all(u8::is_ascii_hexdigit))?;
         let (b':', rest) = rest.split_first()? else { return None };
         self.0 = rest;
@@ -271,30 +272,30 @@ impl Fields<'_> {
     }
 }
 
-/// What the client has measured.
+/// The client's results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BandwidthReport {
     /// Bytes of a message.
     pub size: u64,
-    /// How many.
+    /// The number of messages.
     pub messages: u64,
-    /// In MiB/s, or Gb/s if the client was told so; 0 if it was not looked for.
+    /// In MiB/s, or Gb/s if the client uses that unit; 0 if it was not measured.
     pub peak: f64,
     /// In the same unit.
     pub average: f64,
-    /// Millions of messages in a second.
+    /// Millions of messages per second.
     pub rate: f64,
 }
 
 impl BandwidthReport {
-    /// The numbers, each said on its own.
+    /// The numbers, one message each.
     pub fn to_messages(self) -> [[u8; REPORTED]; 5] {
         let BandwidthReport { size, messages, peak, average, rate } = self;
         let [peak, average, rate] = [peak, average, rate].map(f64::to_be_bytes);
         [size.to_be_bytes(), messages.to_be_bytes(), peak, average, rate]
     }
 
-    /// Reads them.
+    /// Parses the numbers.
     pub fn from_messages(numbers: [[u8; REPORTED]; 5]) -> BandwidthReport {
         let [size, messages, peak, average, rate] = numbers;
         let [peak, average, rate] = [peak, average, rate].map(f64::from_be_bytes);
@@ -307,7 +308,7 @@ impl BandwidthReport {
 mod tests {
     use super::*;
 
-    /// As many zeros as fill a version up.
+    /// Pads a version with zeros.
     fn version(text: &[u8]) -> Result<Version, String> {
         let mut message = [0; VERSION];
         message[..text.len()].copy_from_slice(text);
@@ -390,7 +391,7 @@ mod tests {
     #[test]
     fn each_byte_of_a_destination_counts() {
         for at in 0..DESTINATION {
-            // No hexadecimal digit, no colon, no end.
+            // Neither a hexadecimal digit nor a colon nor NUL.
             for byte in *b"g+ \n" {
                 let mut message = *MESSAGE;
                 message[at] = byte;

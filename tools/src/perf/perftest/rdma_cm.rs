@@ -1,7 +1,7 @@
 //! Clients of perftest with -R or -z, which connect by the connection manager instead of TCP.
 //!
-//! ferroce does not support that, but recognizes it: it listens for such clients, refuses them, and names each address
-//! once, so that neither end waits without knowing why. The server goes on waiting.
+//! ferroce does not support that, but recognizes it: it listens for such clients, rejects them, and logs each address
+//! once, so that neither end waits without knowing why. The server continues to wait.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -17,28 +17,28 @@ use crate::endpoint::Endpoint;
 use crate::failure::Failure;
 
 const PORT_SPACES: [PortSpace; 2] = [PortSpace::Tcp, PortSpace::Udp];
-/// For a refusal to leave, and for a server to answer.
+/// Time for a REJ to leave, and for a server to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Clients that come so are named once each, and so many of them: anybody can ask in anybody's name.
+/// The most clients that are logged; each is logged once. The source address of a request can be forged.
 const MOST_NAMED: usize = 16;
-/// Requests that are refused at a time.
+/// The most requests that are rejected in one call.
 const MOST_REFUSED: usize = 16;
 
-/// A server's ear for clients that come so.
+/// A server's listeners for clients that use the connection manager.
 pub(in crate::perf) struct Ear {
     listeners: Vec<Listener>,
     named: Vec<IpAddr>,
 }
 
 impl Ear {
-    /// Listens on the port that a client would take.
+    /// Listens on the port that a client would use.
     pub(in crate::perf) fn open(end: &mut Endpoint, port: u16) -> Result<Ear, Failure> {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
         let mut listen = |space| end.context.listen(space, any, &ListenConfig::default());
         let listeners = match PORT_SPACES.into_iter().map(&mut listen).collect::<Result<_, _>>() {
-            // Over an RNIC nobody is heard who comes so where there is no librdmacm, or the kernel gives the port to another
-            // program: then it is the kernel that refuses him.
+            // On an RNIC, such clients are not recognized without librdmacm, or if the kernel has given the port to
+            // another program. Then the kernel rejects them.
             Err(Error::Driver(error)) if !end.counts_packets() => {
                 debug!("clients that connect by rdma_cm are not detected: {error}");
                 Vec::new()
@@ -48,7 +48,7 @@ impl Ear {
         Ok(Ear { listeners, named: Vec::new() })
     }
 
-    /// Refuses the clients that have come so, and says so.
+    /// Rejects the clients that have connected, and logs them.
     pub(in crate::perf) fn check(&mut self, end: &mut Endpoint) -> Result<(), Failure> {
         for _ in 0..MOST_REFUSED {
             match end.context.next_cm_event() {
@@ -79,7 +79,7 @@ impl Ear {
     }
 }
 
-/// Why a server does not take a TCP connection: `failure`, unless it listens by the connection manager.
+/// The reason that a server does not accept a TCP connection: `failure`, unless it listens with the connection manager.
 pub(in crate::perf) fn explain(end: &mut Endpoint, host: &str, port: u16, failure: Failure) -> Failure {
     let addresses = (host, port).to_socket_addrs().into_iter().flatten();
     let reachable = |ip: IpAddr| end.context.port().gids.iter().any(|row| row.gid.is_ipv6() == ip.is_ipv6());

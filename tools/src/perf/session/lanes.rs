@@ -12,12 +12,12 @@ use crate::failure::{Failure, OrFail};
 use crate::perf::pattern::Origin;
 use crate::perf::plan::{AtomicType, Layout, Operation, Plan, Service};
 
-/// Of both ends' datagrams, as perftest has it.
+/// The Q_Key of both ends' datagrams, as in perftest.
 const QKEY: u32 = 0x1111_1111;
 
 impl<C: Beside> Session<C> {
-    /// Makes memory that is laid out like that, a server's counters of atomics in their own way, and
-    /// the queue pairs. Returns what the other end may reach.
+    /// Registers memory with these layouts (`counters` is that of a server's counters of atomics) and creates the queue
+    /// pairs. Returns the memory that the other end may access.
     pub(in crate::perf) fn create(
         &mut self,
         layout: Layout,
@@ -71,7 +71,7 @@ impl<C: Beside> Session<C> {
         Ok(self.end.context.remote(exposed)?)
     }
 
-    /// Connects a queue pair to one of the other end, whose memory for it is at `remote`.
+    /// Connects a queue pair to one of the other end, whose memory is at `remote`.
     pub(in crate::perf) fn connect_lane(
         &mut self,
         index: usize,
@@ -99,7 +99,7 @@ impl<C: Beside> Session<C> {
         Ok(context.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn })?)
     }
 
-    /// How the queue pairs reach the other end.
+    /// The path of the queue pairs to the other end.
     pub(in crate::perf) fn path(&self, address: AddressVector, mtu: PathMtu) -> Path {
         Path {
             address,
@@ -110,7 +110,7 @@ impl<C: Beside> Session<C> {
         }
     }
 
-    /// Ends the queue pairs and gives the memory back.
+    /// Destroys the queue pairs and frees the memory.
     pub(in crate::perf) fn close(&mut self) -> Result<(), Failure> {
         for lane in self.lanes.drain(..) {
             self.end.context.destroy_qp(lane.qp)?;
@@ -125,7 +125,7 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// Counts anew, and posts receives for so many messages on each queue pair.
+    /// Resets the counters, and posts receive WRs for `messages` on each queue pair.
     pub(in crate::perf) fn begin(&mut self, messages: &[u64]) -> Result<(), Failure> {
         let receives = self.plan.operation == Operation::Send
             && (self.role == Origin::Server || self.plan.goes_both_ways());
@@ -144,7 +144,7 @@ impl<C: Beside> Session<C> {
         let Regions { source, source_layout, sink, sink_layout } = self.regions()?;
         let QpLane { qp, remote, to, posted: message, counted, .. } = self.lanes[index];
         let at = |offset: u64| RemoteAddress { addr: remote.addr.wrapping_add(offset), ..remote };
-        // Both ends lay out alike what is moved by address.
+        // For remote addresses, both ends use the same layout.
         let (from, into) = (source_layout.offset(index, message), sink_layout.offset(index, message));
         let (there, counter) = (at(source_layout.slot_offset(message)), at(0));
         let (op, mr, offset, length) = match self.plan.operation {
@@ -173,7 +173,7 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// Sends a message of a latency test back if it has come, as many as `total` in all.
+    /// Sends a message of a latency test back if it has arrived, up to `total` in all.
     pub(in crate::perf) fn echo(&mut self, total: u64) -> Result<(), Failure> {
         let lane = self.lanes[0];
         let next = lane.posted;
@@ -187,7 +187,7 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// From now on messages have so many bytes, no more than the slots have.
+    /// Sets the message size, up to that of the slots.
     pub(in crate::perf) fn resize(&mut self, size: u32) -> Result<(), Failure> {
         let mut regions = self.regions()?;
         regions.source_layout.size = size;
@@ -196,7 +196,7 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    /// Whether a message of a WRITE latency test has come.
+    /// Whether a message of a WRITE latency test has arrived.
     pub(in crate::perf) fn rung(&self, message: u64) -> Result<bool, Failure> {
         let Regions { sink, sink_layout, .. } = self.regions()?;
         let last = sink_layout.range(0, message).end - 1;
@@ -234,7 +234,7 @@ impl<C: Beside> Session<C> {
         Ok(Regions { source, source_layout: layout, sink, sink_layout })
     }
 
-    /// What the other end may do.
+    /// The other end's access rights.
     fn exposed_access(&self) -> Access {
         match self.plan.operation {
             Operation::Write => Access::REMOTE_WRITE,
@@ -244,7 +244,7 @@ impl<C: Beside> Session<C> {
         }
     }
 
-    /// Keeps receives posted, as many as are still to come and fit.
+    /// Keeps receive WRs posted: as many as are still expected and fit into the queue.
     pub(super) fn post_receives(&mut self, index: usize) -> Result<(), Failure> {
         let Regions { sink, sink_layout, .. } = self.regions()?;
         let depth = u64::from(self.plan.rx_depth);
@@ -260,7 +260,7 @@ impl<C: Beside> Session<C> {
     }
 }
 
-/// Differs from message to message in a slot, and from a cleared one.
+/// A value that differs between consecutive messages in a slot, and from cleared memory.
 fn doorbell(layout: &Layout, message: u64) -> u8 {
     (message / layout.slots + 1) as u8
 }

@@ -10,7 +10,7 @@ use crate::perf::message::{Offer, PerfMessage};
 use crate::perf::plan::{Layout, Operation};
 
 impl Session {
-    /// Makes the queue pairs and memory for messages of `size` bytes, and says how to reach them.
+    /// Creates queue pairs and memory for messages of `size` bytes, and returns their description.
     pub(in crate::perf) fn open(
         &mut self,
         size: u32,
@@ -58,12 +58,12 @@ impl Session {
         Ok(())
     }
 
-    /// Says why there is no more of it. If this does not arrive either, the closed connection tells enough.
+    /// Sends the reason for the end. If that fails, the closed connection signals the end.
     pub(in crate::perf) fn tell(&mut self, failure: &Failure) -> Result<(), Failure> {
         self.control.send(&PerfMessage::Failed { reason: failure.to_string() })
     }
 
-    /// Turns until a message of the other end is there.
+    /// Polls until a message of the other end has arrived.
     pub(in crate::perf) fn wait_message(&mut self) -> Result<PerfMessage, Failure> {
         loop {
             if let Some(message) = self.control.take() {
@@ -73,7 +73,7 @@ impl Session {
         }
     }
 
-    /// The next message, which must be `wanted`.
+    /// Receives the next message, which must be `wanted`.
     pub(in crate::perf) fn expect(&mut self, wanted: &PerfMessage) -> Result<(), Failure> {
         let message = self.wait_message()?;
         if message == *wanted { Ok(()) } else { Err(unexpected(&message)) }

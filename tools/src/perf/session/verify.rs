@@ -1,4 +1,4 @@
-//! Filling the messages of a lap, and checking what was received.
+//! Fills the messages of a lap, and checks those that were received.
 
 use super::{Beside, QpLane, Regions, Session};
 use crate::failure::Failure;
@@ -6,8 +6,7 @@ use crate::perf::pattern::{Origin, Pattern};
 use crate::perf::plan::Operation;
 
 impl<C: Beside> Session<C> {
-    /// Gets ready for a lap of so many messages on each queue pair: memory filled and cleared,
-    /// receives posted.
+    /// Prepares a lap of `messages` on each queue pair: fills and clears memory, and posts receive WRs.
     pub(in crate::perf) fn prepare(&mut self, lap: u64, messages: &[u64]) -> Result<(), Failure> {
         let Regions { source, source_layout, sink, .. } = self.regions()?;
         let context = &mut self.end.context;
@@ -33,7 +32,7 @@ impl<C: Beside> Session<C> {
         self.begin(messages)
     }
 
-    /// Ends a lap: compares what has arrived with what must be there. Returns how many bytes were.
+    /// Ends a lap: compares the received messages with the expected ones. Returns the number of compared bytes.
     pub(in crate::perf) fn verify(&mut self, lap: u64, messages: &[u64]) -> Result<u64, Failure> {
         let verified = self.compare(lap, messages)?;
         for (lane, count) in self.lanes.iter_mut().zip(messages) {
@@ -57,7 +56,7 @@ impl<C: Beside> Session<C> {
             }
             for message in 0..*count {
                 let range = sink_layout.range(lane, message);
-                // The doorbell was compared when it rang.
+                // The last byte was compared on arrival.
                 bytes.resize(range.len() - usize::from(self.plan.doorbell()), 0);
                 self.end.context.read(sink, range.start as u64, &mut bytes)?;
                 Pattern::new(from, lap, lane, message).verify(&bytes).map_err(|wrong| {
@@ -72,8 +71,8 @@ impl<C: Beside> Session<C> {
         Ok(verified)
     }
 
-    /// The server finds its counter where `count` operations bring it, the client each value that
-    /// it had before: each was done once, in order.
+    /// The server compares its counter with the result of `count` operations, the client each value returned: each
+    /// operation was executed once, in order.
     fn verify_atomics(&self, lane: usize, count: u64) -> Result<u64, Failure> {
         let Regions { sink, sink_layout, .. } = self.regions()?;
         let QpLane { qpn, counted, .. } = self.lanes[lane];
@@ -98,5 +97,5 @@ impl<C: Beside> Session<C> {
     }
 }
 
-/// Bytes that are cleared at once.
+/// Bytes that are cleared at a time.
 const CHUNK: usize = 1 << 16;

@@ -19,21 +19,21 @@ pub(super) struct LineRate {
     origin: Origin,
 }
 
-/// How the line rate is known.
+/// The source of the line rate.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case", tag = "known")]
 enum Origin {
     Given,
-    /// The rate of Ethernet above what one host was seen to send.
+    /// The next Ethernet rate above the fastest rate of a host.
     Estimated {
         host: String,
         seen: f64,
     },
-    /// There is nothing to estimate it by.
+    /// Without anything to estimate it from.
     Assumed,
 }
 
-/// The rates of Ethernet, in bit/s.
+/// Ethernet rates in bit/s.
 const ETHERNET: [u64; 11] = [
     1_000_000_000,
     2_500_000_000,
@@ -63,17 +63,17 @@ impl LineRate {
         LineRate { rate, origin: Origin::Estimated { host: host.to_ip().to_string(), seen } }
     }
 
-    /// A sender that was never told of congestion.
+    /// The reaction point of a sender that has received no CNP.
     ///
     /// # Errors
-    /// If a parameter does not fit the line rate.
+    /// A parameter does not fit the line rate.
     pub(super) fn reaction_point(&self, parameters: Dcqcn) -> Result<ReactionPoint, Failure> {
         ReactionPoint::new(parameters, self.rate)
             .map_err(|error| Failure::usage(format!("--congestion: {error}; line rate {self}")))
     }
 }
 
-/// The host that sent fastest over 1 ms, or over all of the capture if that is shorter, and how fast.
+/// The host that sent fastest over 1 ms, or over the whole capture if that is shorter, and its rate.
 fn fastest(samples: &[Sample]) -> Option<(Gid, f64)> {
     let mut hosts: Vec<(Gid, Vec<Nanos>, Vec<f64>)> = Vec::new();
     let mut places: HashMap<Gid, usize> = HashMap::new();

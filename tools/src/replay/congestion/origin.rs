@@ -1,4 +1,4 @@
-//! Whose data a packet is. Packets name only the queue pair that they go to.
+//! The sender of a packet. Packets name only the destination queue pair.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,19 +13,19 @@ use super::super::sample::Sample;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum SenderName {
     Known(Gid, Qpn),
-    /// Of one of that we know only where its packets go.
+    /// A queue pair known only by the destination of its packets.
     Unknown(Flow),
 }
 
-/// Which queue pairs the flows of a capture come from.
+/// The source queue pairs of the flows in a capture.
 pub(super) struct Origins(HashMap<Flow, Qpn>);
 
-/// Flows between two hosts, and queue pairs of one, that are compared with each other.
+/// The most flows between two hosts, and queue pairs of one host, that are compared with each other.
 const MOST: usize = 256;
 
 impl Origins {
-    /// By what the user says, by the pairs of the conversations that are no guess, and where there are CNPs for a queue pair
-    /// without data by the UDP port that verbs compute from both numbers, or because nothing else is left.
+    /// Determined from `pairs`, and from the pairs of the conversations that are no guess. For a CNP's queue pair
+    /// without data: from the UDP port that verbs compute from both numbers, or because it is the only one left.
     pub(super) fn of(samples: &[Sample], conversations: &[Conversation], pairs: &[(Qpn, Qpn)]) -> Origins {
         let mut origins = HashMap::new();
         for conversation in conversations.iter().filter(|conversation| !conversation.is_guessed) {
@@ -68,7 +68,8 @@ impl Origins {
         Origins(origins)
     }
 
-    /// The sender whose data this is or who is told by it; `None` if it is neither data nor a CNP, or one of QP1.
+    /// The sender of this data, or the one that this CNP is for; `None` if it is neither data nor a CNP, or a packet of
+    /// QP1.
     pub(super) fn sender(&self, sample: &Sample) -> Option<SenderName> {
         if sample.is_cnp() {
             return Some(SenderName::Known(sample.destination, sample.to));
@@ -86,7 +87,8 @@ fn flow(sample: &Sample) -> Flow {
     (sample.source, sample.destination, sample.to, sample.opcode.service())
 }
 
-/// Flows from one host to another, and the queue pairs there that the other one tells of congestion, that are not paired.
+/// Unpaired flows from one host to another, and unpaired queue pairs of the first host that the other one sends CNPs
+/// to.
 #[derive(Default)]
 struct Strangers {
     flows: Vec<(Flow, u16)>,

@@ -11,14 +11,14 @@ use serde::Serialize;
 use super::super::sample::Sample;
 use super::micros;
 
-/// A host that got marked packets or sent CNPs.
+/// A host that received marked packets or sent CNPs.
 #[derive(Serialize)]
 pub(super) struct Receiver {
     address: String,
     marked: u64,
     cnps: u64,
     queue_pairs_told: usize,
-    /// The least time between two CNPs, in µs: to one queue pair, to one host, and to anybody.
+    /// The least time between two CNPs, in µs: to one queue pair, to one host, and to any.
     least_us_to_queue_pair: Option<f64>,
     least_us_to_host: Option<f64>,
     least_us: Option<f64>,
@@ -51,7 +51,7 @@ impl Receiver {
     pub(super) const GROUPS: &str = "                       queue pairs | least us between two CNPs to a";
     pub(super) const HEADER: &str = "    marked  CNPs sent         told | queue pair       host     anyone";
 
-    /// Those of the packets of a capture, the one with the most CNPs first, at most so many.
+    /// The receivers in a capture, the one with the most CNPs first, at most `most`.
     pub(super) fn all(samples: &[Sample], most: usize) -> Vec<Receiver> {
         struct Seen {
             marked: u64,

@@ -1,5 +1,5 @@
-//! A sender compared with the reaction point of DCQCN. It feeds a `ReactionPoint` with the sender's CNPs and bytes, and
-//! sums up what it allows.
+//! A sender compared with the reaction point of DCQCN. A `ReactionPoint` gets the sender's CNPs and bytes, and the
+//! rates that it allows are summed up.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -12,10 +12,10 @@ use super::origin::SenderName;
 use super::window::whole_windows;
 use super::{gigabits, micros};
 
-/// A sender, and all that it sent and was told.
+/// A sender, its data and its CNPs.
 pub(super) struct Sender {
     name: SenderName,
-    /// Where its data goes first, and whether it goes elsewhere too.
+    /// The first destination of its data, and whether there are others.
     to: Option<(Gid, Qpn)>,
     has_more: bool,
     marked: u64,
@@ -28,12 +28,12 @@ enum Event {
     Data(u32),
 }
 
-/// What is said of a sender. Rates are in bit/s, times in µs since the first packet of the capture.
+/// The report on a sender. Rates are in bit/s, times in µs since the first packet of the capture.
 #[derive(Serialize)]
 pub(super) struct SenderReport {
     address: String,
     queue_pair: Option<u32>,
-    /// Where its data goes first.
+    /// The first destination of its data.
     to: Option<String>,
     #[serde(skip)]
     name: String,
@@ -45,7 +45,7 @@ pub(super) struct SenderReport {
     least_us_between_cnps: Option<f64>,
     expected: Expected,
     seen: SeenRates,
-    /// The window of 1 ms and 200 packets at least in which it was furthest beyond what is expected.
+    /// The window, of at least 1 ms and 200 packets, with the greatest excess.
     worst: Option<Excess>,
     series: Vec<Interval>,
 }
@@ -55,7 +55,7 @@ struct Expected {
     /// From its first data packet to its last.
     mean: Option<f64>,
     lowest: u64,
-    /// At the end of the capture, or when the last CNP has its effect.
+    /// At the end of the capture, or when the last CNP takes effect.
     last: u64,
     target: u64,
     alpha: f64,
@@ -75,11 +75,11 @@ struct Excess {
     to_us: f64,
     seen: f64,
     expected: f64,
-    /// Of what is expected, how much more was seen: 0.1 is 10 % more. Below 0 less was seen.
+    /// The excess over the expected rate: 0.1 is 10 % more. Negative if less was sent.
     excess: f64,
 }
 
-/// A part of the time of a sender.
+/// A time interval of a sender.
 #[derive(Clone, Serialize)]
 struct Interval {
     from_us: f64,
@@ -89,10 +89,10 @@ struct Interval {
     seen: f64,
 }
 
-/// Intervals of a series, and steps in which the allowed rate is summed up, at most.
+/// The most intervals of a series, and steps in which the allowed rate is summed up.
 const INTERVALS: u64 = 50;
 const STEPS: u64 = 20_000;
-/// Changes after the last event that are waited for, to see what a CNP does.
+/// The most changes after the last event that are followed, to see the effect of a CNP.
 const PATIENCE: usize = 1000;
 
 impl Sender {
@@ -100,7 +100,7 @@ impl Sender {
         Sender { name, to: None, has_more: false, marked: 0, events: Vec::new() }
     }
 
-    /// Data of it, or a CNP for it.
+    /// Takes data of the sender, or a CNP for it.
     pub(super) fn take(&mut self, sample: &Sample) {
         if sample.is_cnp() {
             self.events.push((sample.at, Event::Cnp));
@@ -112,7 +112,7 @@ impl Sender {
         self.events.push((sample.at, Event::Data(sample.bytes)));
     }
 
-    /// Tells `point` all that the sender was told, in a capture from `start` to `end`.
+    /// Feeds `point` with the sender's CNPs and data, in a capture from `start` to `end`.
     pub(super) fn compare(self, point: ReactionPoint, start: Nanos, end: Nanos) -> SenderReport {
         let mut course = Course::new(point, &self.events, start);
         for (at, event) in &self.events {
@@ -193,23 +193,23 @@ fn micros_since(start: Nanos, at: Nanos) -> f64 {
     at.since(start).as_nanos() as f64 / 1e3
 }
 
-/// So many bits between two times; `None` if no time is between them.
+/// The rate of `bits` between two times; `None` if the times are equal.
 fn rate_of(bits: f64, from: Nanos, to: Nanos) -> Option<f64> {
     let time = to.0.saturating_sub(from.0);
     (time > 0).then(|| bits * 1e9 / time as f64)
 }
 
-/// A reaction point on its way through a capture.
+/// A reaction point in the course of a capture.
 struct Course {
     point: ReactionPoint,
     first: Nanos,
     now: Nanos,
     step: u64,
-    /// Bits that were allowed, and sent, until now.
+    /// Bits allowed and sent so far.
     bits_allowed: f64,
     bits_sent: f64,
     bytes: u64,
-    /// Of each data packet: when it was sent, and what was allowed and sent before it.
+    /// For each data packet: its time, and the bits allowed and sent before it.
     times: Vec<Nanos>,
     allowed: Vec<f64>,
     sent: Vec<f64>,
@@ -225,7 +225,7 @@ impl Course {
         let time = |event: Option<&(Nanos, Event)>| event.map_or(start, |(at, _)| *at);
         let (first, last) = (time(events.first()), time(events.last()));
         let span = last.0.saturating_sub(first.0);
-        // No step is in two intervals.
+        // No step spans two intervals.
         let step = (span / STEPS).max(1);
         let interval = span.div_ceil(INTERVALS).max(1).next_multiple_of(step);
         let intervals = (0..if span > 0 { span.div_ceil(interval) } else { 0 }).map(|number| {
@@ -251,14 +251,14 @@ impl Course {
         }
     }
 
-    /// The interval of the series that it is in.
+    /// The current interval of the series.
     fn interval(&mut self) -> Option<&mut Interval> {
         let last = self.series.len().checked_sub(1)?;
         let number = (self.now.0 - self.first.0) / self.interval;
         self.series.get_mut(last.min(usize::try_from(number).unwrap_or(last)))
     }
 
-    /// Sums up what is allowed until `at`.
+    /// Sums up the allowed bits until `at`.
     fn advance(&mut self, at: Nanos) {
         while self.now < at {
             let gone = self.now.0 - self.first.0;
@@ -306,7 +306,7 @@ impl Course {
         self.look();
     }
 
-    /// The course with the rates of its series, and the reaction point at the end of the capture.
+    /// Ends the course; returns it with the rates of its series, and the reaction point at the end of the capture.
     fn finish(mut self, end: Nanos) -> (Course, ReactionPoint) {
         for interval in &mut self.series {
             let seconds = (interval.to_us - interval.from_us) / 1e6;
@@ -339,7 +339,7 @@ impl SenderReport {
         "                                          | expected                 |        | seen            |";
     pub(super) const HEADER: &str = "   packets        bytes   marked     CNPs |     mean  lowest    last |  alpha |    mean    most |   excess";
 
-    /// Most told of first, then the one that sent most.
+    /// Those with the most CNPs first, then those with the most data.
     pub(super) fn order(&self) -> impl Ord + use<> {
         Reverse((self.cnps, self.bytes))
     }
@@ -348,7 +348,7 @@ impl SenderReport {
         self.name.clone()
     }
 
-    /// Whether nothing tells which CNPs are for it.
+    /// Whether the CNPs for it are unknown.
     pub(super) fn is_unknown(&self) -> bool {
         self.queue_pair.is_none()
     }
@@ -373,7 +373,7 @@ impl fmt::Display for SenderReport {
         let rate = |rate: u64| gigabits(Some(rate as f64));
         let excess =
             self.worst.as_ref().map_or("-".to_owned(), |worst| format!("{:+.1} %", 100.0 * worst.excess));
-        // A sender without data is seen to send nothing.
+        // A sender without data has the rate 0.
         let mean = if self.packets == 0 { Some(0.0) } else { self.seen.mean };
         write!(
             f,

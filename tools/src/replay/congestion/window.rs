@@ -1,12 +1,12 @@
-//! The interval of time and packets over which a rate is computed.
+//! The window of time and packets over which a rate is computed.
 
 use ferroce::Nanos;
 
-/// The least that a rate is taken over: both.
+/// The least time and the least number of packets of a rate.
 const TIME: u64 = 1_000_000;
 const PACKETS: usize = 200;
 
-/// For each packet, by their times, the last one before it that is a whole window away, if there is one.
+/// For each packet, the last one before it that is at least a window away, if there is one.
 pub(super) fn windows(times: &[Nanos], packets: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut start = 0;
     (packets..times.len()).filter_map(move |end| {

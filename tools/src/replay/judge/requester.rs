@@ -12,28 +12,28 @@ use crate::replay::conversation::Event;
 use crate::replay::packet::Seen;
 use crate::replay::rule::Rule;
 
-/// What is known of the end as a requester.
+/// The state of the end as a requester.
 #[derive(Default)]
 pub(super) struct Requester {
     /// The next PSN; known from the start, or since the first packet.
     next: Option<i64>,
     firsts: HashMap<i64, Rc<Seen>>,
-    /// READs, as first PSN, PSN behind, and request.
+    /// READs: first PSN, PSN after the last, and request.
     reads: Vec<(i64, i64, Rc<Seen>)>,
-    /// The newest PSN that was acknowledged.
+    /// The newest acknowledged PSN.
     acked: Option<i64>,
-    /// READs and atomics that are not answered: the next PSN of their answers, and the last.
+    /// Unanswered READs and atomics: the next PSN of their responses, and the last.
     open: VecDeque<(i64, i64)>,
-    /// The newest request, and the PSN behind it.
+    /// The newest request, and the PSN after it.
     newest: Option<(i64, Rc<Seen>)>,
-    /// A sequence error NAK that was not reacted to yet.
+    /// A sequence error NAK without a reaction so far.
     asked: Option<(i64, Nanos)>,
-    /// The PSN of the newest one that was: another one of it says nothing new.
+    /// The PSN of the last NAK with a reaction: a repetition of it is ignored.
     reacted: Option<i64>,
-    /// What was told by RNR NAKs and not repeated yet.
+    /// The RNR NAK that has not led to a retransmission yet.
     not_ready: Option<NotReady>,
-    /// Repeats before the time that an RNR NAK asks for that may be the network's copies, as frame and what is to be
-    /// said, and how many repeats came after it.
+    /// Retransmissions before the end of an RNR wait that may be copies made by the network (frame and text), and the
+    /// number of later retransmissions.
     early: Vec<(u64, String)>,
     waited: usize,
 }
@@ -42,13 +42,13 @@ pub(super) struct Requester {
 #[derive(Clone, Copy)]
 struct NotReady {
     psn: i64,
-    /// When the newest RNR NAK of it came, and the latest time that any of them asks for.
+    /// The time of the newest RNR NAK, and the latest end of all requested waits.
     told: Nanos,
     until: Nanos,
 }
 
 impl Requester {
-    /// Whose first PSN is `next`, if it is known.
+    /// A requester whose first PSN is `next`, if it is known.
     pub(super) fn starting(next: Option<i64>) -> Requester {
         Requester { next, ..Requester::default() }
     }
@@ -58,7 +58,7 @@ impl Judge<'_> {
     pub(super) fn request_left(&mut self, event: &Event) {
         let (packet, psn) = (&event.packet, event.psn);
         if self.of.service == Service::Ud {
-            return; // its PSNs count the packets to all its peers, and nobody looks at them
+            return; // its PSNs count the packets to all its peers, and receivers ignore them
         }
         let span = self.of.span(packet);
         let frame = packet.frame;
@@ -89,11 +89,11 @@ impl Judge<'_> {
                 && first.extensions.feth == packet.extensions.feth
                 && first.extensions.atomic_eth == packet.extensions.atomic_eth
                 && match (first.extensions.reth, packet.extensions.reth) {
-                    // A READ may ask for less.
+                    // A READ may request less.
                     (Some(first), Some(now)) if is_read => now.length() <= first.length(),
                     (first, now) => first.map(|r| r.length()) == now.map(|r| r.length()),
                 };
-            // What is done already is not sent again: that is another connection of the same numbers.
+            // An acknowledged request is not retransmitted, so this is another connection with the same numbers.
             let is_done = !self.strict && self.requester.acked.is_some_and(|acked| acked >= psn);
             if !same_work && !is_done {
                 let text = format!(
@@ -152,7 +152,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether a new packet may come behind the one before.
+    /// Checks that a new packet may follow the previous one.
     fn order(&mut self, packet: &Seen, psn: i64) {
         let before = self.requester.firsts.get(&(psn - 1)).map(|before| before.opcode.successor());
         let behind_read = self.requester.reads.last().is_some_and(|(_, end, _)| *end == psn);
@@ -163,12 +163,13 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether a request is the first one behind a NAK that goes back, and to which PSN.
+    /// Recognizes the first request of a restart after a NAK, and checks its PSN.
     fn restart(&mut self, event: &Event, is_repeat: bool) {
         let (packet, psn) = (&event.packet, event.psn);
         let numbers = self.of.numbers[self.side];
         let asked = self.requester.asked;
-        // What the network held up says nothing of now. Without numbers it may as well be the first record of a resend.
+        // A packet that the network delayed is ignored. Without numbers it may also be the first recorded packet of a
+        // restart.
         let is_late = |(behind, before): &(i64, Rc<Seen>)| match numbers {
             true => !packet.was_sent_behind(before),
             false => psn < *behind && !is_repeat && asked.is_some_and(|(asked, _)| psn > asked),
@@ -178,8 +179,8 @@ impl Judge<'_> {
         }
         let before = self.requester.newest.replace((psn + self.of.span(packet), Rc::clone(packet)));
         let Some((asked, at)) = asked else { return };
-        // What goes on was on its way, from an earlier restart maybe, and the first packet of this one may have been lost
-        // before it was ever recorded. The engine reacts to a NAK at once.
+        // A packet that continues may have been in flight, possibly from an earlier restart. The first packet of this
+        // restart may have been lost before the recording point. The engine reacts to a NAK at once.
         let goes_back = before.as_ref().is_some_and(|(behind, _)| psn < *behind && !event.twin);
         if !(psn <= asked || goes_back || self.strict && is_repeat) {
             return;
@@ -193,7 +194,7 @@ impl Judge<'_> {
         }
         self.measured.nak_reaction.push(packet.at.since(at));
         self.measured.go_back_n.1 += 1;
-        // A READ or an atomic before it whose answer was lost, or came out of turn, comes first.
+        // An earlier READ or atomic, whose response was lost or out of order, is retransmitted first.
         let first = self.requester.firsts.get(&psn);
         let is_unanswered = first.is_none_or(|first| first.opcode.is_answered_explicitly());
         if psn == asked {
@@ -204,21 +205,21 @@ impl Judge<'_> {
         }
     }
 
-    /// A packet is repeated: is it not too early for an RNR NAK?
+    /// Checks that a retransmission is not too early after an RNR NAK.
     fn wait(&mut self, packet: &Seen, psn: i64) {
-        // Packets behind the refused one may still have been on their way.
+        // Only the refused packet counts: those after it may have been in flight.
         if let Some(NotReady { psn: refused, told, until }) = self.requester.not_ready
             && psn == refused
         {
             let waited = packet.at.since(told);
             self.measured.rnr_wait.push(waited);
             let slack = if self.strict { Duration::ZERO } else { SLACK };
-            // Earlier than the slack it may have been on its way when the NAK came.
+            // Within the slack, it may have been in flight when the NAK arrived.
             let is_early = packet.at + slack / 20 < until;
             if is_early && waited >= slack {
                 let wait = until.since(told);
                 let text = format!("PSN {} again after {waited:?}: the RNR NAK asks for {wait:?}", hex(psn));
-                // Of a host that numbers its packets copies are known, and this is none.
+                // If the host numbers its packets, copies are known, and this is none.
                 let first = self.requester.firsts.get(&psn);
                 if first.is_some_and(|first| first.is_same_as(packet)) && !self.strict {
                     self.requester.early.push((packet.frame, text));
@@ -234,8 +235,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Who does not wait does so each time; the network delivers a packet late now and then, and nobody can tell it
-    /// from one that was sent again.
+    /// Decides whether early retransmissions are violations: an end that does not wait never does. The network
+    /// occasionally delays a packet, which can't be distinguished from a retransmission.
     pub(super) fn settle_waits(&mut self) {
         let (early, waited) = (std::mem::take(&mut self.requester.early), self.requester.waited);
         let is_habit = early.len() > waited;
@@ -252,7 +253,7 @@ impl Judge<'_> {
     }
 
     pub(super) fn response_came(&mut self, event: &Event) {
-        // What comes before the answer to a READ or an atomic says that this one is lost, and nothing else.
+        // A packet ahead of the response to a READ or an atomic only shows that this response is lost.
         if let Some((next, last)) = self.requester.open.front_mut().filter(|_| self.strict) {
             let is_answer = event.packet.original().is_some()
                 || event.packet.opcode.operation() == Operation::ReadResponse && !event.packet.is_nak();
@@ -267,7 +268,7 @@ impl Judge<'_> {
             }
         }
         let Some(syndrome) = event.packet.extensions.aeth.and_then(|aeth| aeth.syndrome()) else { return };
-        // Nobody is held to what the network made of one packet.
+        // A copy made by the network requires no reaction.
         if event.copy && !self.strict {
             return;
         }
@@ -275,7 +276,7 @@ impl Judge<'_> {
         let (psn, at) = (event.psn, event.packet.at);
         match syndrome {
             Syndrome::Nak(Nak::PsnSequenceError) => {
-                // One that was overtaken names what is acknowledged by now.
+                // A NAK that was overtaken names a PSN that is acknowledged by now.
                 let is_stale = acked.is_some_and(|acked| psn <= acked) || *reacted == Some(psn);
                 if next.is_some_and(|next| psn < next) && not_ready.is_none() && !is_stale {
                     *asked = asked.filter(|(asked, _)| *asked == psn).or(Some((psn, at)));
@@ -285,7 +286,7 @@ impl Judge<'_> {
                 *asked = None;
                 let before = not_ready.filter(|before| before.psn == psn);
                 let until = (at + timer.duration()).max(before.map_or(Nanos::ZERO, |before| before.until));
-                // A recorded one may not have reached it: the first, which is waited for, did.
+                // A recorded RNR NAK may not have arrived; the first one, whose wait is in progress, did.
                 if !self.strict && before.is_some_and(|before| at < before.until) {
                     return;
                 }
@@ -299,13 +300,13 @@ impl Judge<'_> {
             }
             Syndrome::Nak(_) => {}
         }
-        // A NAK acknowledges what is before it.
+        // A NAK acknowledges all PSNs before its own.
         if event.packet.is_nak() {
             *acked = (*acked).max(Some(psn - 1));
         }
     }
 
-    /// Whether the packets of each WRITE are what its RETH announced.
+    /// Checks that the packets of each WRITE have the length of its RETH.
     pub(super) fn lengths(&mut self) {
         let mut wrong = Vec::new();
         for message in &self.own.list {

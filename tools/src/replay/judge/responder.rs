@@ -11,55 +11,55 @@ use crate::replay::conversation::{Event, wrapped};
 use crate::replay::packet::Seen;
 use crate::replay::rule::Rule;
 
-/// What is known of the end as a responder.
+/// The state of the end as a responder.
 #[derive(Default)]
 pub(super) struct Responder {
     expected: Option<i64>,
-    /// The gap has been told, or must not be.
+    /// The NAK for the gap was sent, or must not be sent.
     quiet: bool,
-    /// A gap that must be told: since which frame, and when.
+    /// The frame and time of a gap that needs a NAK.
     due: Option<(u64, Nanos)>,
     last_nak: Option<(i64, Rc<Seen>)>,
-    /// The PSN that there was no receive for.
+    /// The PSN without a receive WR.
     not_ready: Option<i64>,
-    /// The newest PSN that was acknowledged, and by what.
+    /// The newest acknowledged PSN, and the packet that acknowledged it.
     acked: Option<(i64, Rc<Seen>)>,
-    /// The newest PSN that was asked for, whether it came or not.
+    /// The newest requested PSN, whether the request arrived or not.
     newest_asked: Option<i64>,
-    /// Something was asked for again: from then on an answer may be a second one, with the MSN of its time.
+    /// A request was repeated: from then on a response may be a second one, with the MSN of either time.
     was_repeated: bool,
-    /// The newest PSN of which the sender wants an ACK.
+    /// The newest PSN with AckReq set, and its frame.
     wanted: Option<(i64, u64)>,
-    /// READ requests as they came, resumed ones too: first PSN, and PSN behind.
+    /// READ requests in order of arrival, including resumed ones: first PSN, and the PSN after the last.
     reads: Vec<(i64, i64)>,
     answered: HashSet<i64>,
-    /// What atomics returned, by PSN.
+    /// Original values that atomics returned, by PSN.
     originals: HashMap<i64, u64>,
-    /// What came twice and must be answered: its PSN, opcode and frame.
+    /// A duplicate request that needs a response: its PSN, opcode and frame.
     duplicate: Option<(i64, Opcode, u64)>,
     /// The newest MSN, without wraps.
     newest_msn: Option<i64>,
     /// The capture has the connection's first message.
     is_start: bool,
-    /// READs that end without having been seen to begin: they may count or not.
+    /// READs that end without a recorded beginning: the MSN may count them or not.
     strays: i64,
-    /// It has refused a request, and its queue pair is in error.
+    /// It has refused a request, and its queue pair is in the error state.
     pub(super) is_dead: bool,
     last_cnp: Option<Nanos>,
 }
 
-/// Nobody has so many packets under way.
+/// More packets than are ever in flight.
 pub(super) const NO_WINDOW: i64 = 1 << 16;
 
 const MSN_MASK: i64 = 0x00ff_ffff;
 
 impl Responder {
-    /// That waits for the PSN `expected`, if it is known.
+    /// A responder that expects the PSN `expected`, if it is known.
     pub(super) fn expecting(expected: Option<i64>) -> Responder {
         Responder { expected, ..Responder::default() }
     }
 
-    /// Notes a PSN that was asked for, whether it came or not.
+    /// Records a requested PSN, whether the request arrived or not.
     pub(super) fn asked(&mut self, psn: i64) {
         self.was_repeated |= self.newest_asked.is_some_and(|newest| psn <= newest);
         self.newest_asked = self.newest_asked.max(Some(psn));
@@ -96,7 +96,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether a request that came before must be answered again: not one that says something else.
+    /// Whether a duplicate request must be answered again; not if its contents differ.
     fn must_be_answered(&self, packet: &Seen, psn: i64) -> bool {
         if !packet.opcode.is_answered_explicitly() {
             return packet.bth.ack_req();
@@ -113,7 +113,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What came twice should have been answered by now.
+    /// Checks that the last duplicate was answered by now.
     pub(super) fn settle_duplicate(&mut self) {
         if let Some((psn, opcode, frame)) = self.responder.duplicate.take()
             && self.strict
@@ -124,7 +124,7 @@ impl Judge<'_> {
         }
     }
 
-    /// A gap should have been told by now.
+    /// Checks that the last gap has got a NAK by now.
     pub(super) fn settle_gap(&mut self) {
         if let Some((frame, _)) = self.responder.due.take()
             && self.strict
@@ -143,14 +143,14 @@ impl Judge<'_> {
             || self.responder.acked.as_ref().is_some_and(|(acked, _)| psn <= *acked);
         let began = self.theirs.at(psn).map(|message| message.operation() == Some(Operation::ReadRequest));
         self.contradicts(packet, psn);
-        // What comes again may be acknowledged by the newest PSN, and the repeat may be missing in the capture.
+        // A duplicate may be acknowledged with the newest PSN, and its retransmission may be missing in the capture.
         if !is_again && (self.strict || !self.asked_again) {
             self.kind(packet, psn);
         }
         if is_read && packet.ends() && began != Some(true) {
             self.responder.strays += 1;
         }
-        // As with ACKs.
+        // As for ACKs.
         if packet.is_nak() && !self.strict && self.newest_ever.is_some_and(|newest| psn > newest + NO_WINDOW)
         {
             let text = format!("a NAK for PSN {}, which was never sent", hex(psn));
@@ -212,13 +212,13 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether an answer is of the kind that its request asks for.
+    /// Checks that the kind of a response fits its request.
     fn kind(&mut self, packet: &Seen, psn: i64) {
         let Some(message) = self.theirs.at(psn).filter(|message| message.frame <= packet.frame) else {
             return;
         };
-        // Where the right answer was recorded, too, this one is to a repeat that the capture does not have. So it may be
-        // where its MSN counts messages from before the capture. Of the engine all is known.
+        // If the right response was recorded, too, this one may answer a retransmission that the capture does not have.
+        // The same if its MSN counts messages before the capture. For the engine all packets are known.
         let answers = &self.of.answers[self.side];
         let is_answered = answers.original(psn).is_some() || answers.reads(psn..psn + 1).next().is_some();
         let recorded = self.theirs.ended_by(psn);
@@ -229,7 +229,7 @@ impl Judge<'_> {
         }
         if let Some(request) = message.operation().filter(|request| !packet.may_answer(*request)) {
             let text = format!("{} at PSN {}, which is of a {request:?}", packet.opcode, hex(psn));
-            // Behind its own answer an atomic is acknowledged once more, and that answer may be missing in a capture.
+            // After its response an atomic may be acknowledged again, and the response may be missing in a capture.
             if self.strict || packet.opcode.operation() != Operation::Acknowledge {
                 self.violation(Rule::AnswerKind, packet.frame, text);
             } else {
@@ -240,7 +240,7 @@ impl Judge<'_> {
         }
     }
 
-    /// A message was refused: it has not been carried out after all.
+    /// Undoes a message that was refused.
     fn take_back(&mut self, psn: i64) {
         let Responder { expected, wanted, .. } = &mut self.responder;
         *expected = expected.map(|expected| expected.min(psn));
@@ -305,12 +305,12 @@ impl Judge<'_> {
                 self.violation(Rule::AckPsn, packet.frame, text);
             }
         } else {
-            // A little beyond it may be packets that the capture does not have.
+            // Slightly ahead, there may be packets that the capture does not have.
             if self.newest_ever.is_some_and(|newest| psn > newest + NO_WINDOW) {
                 let text = format!("PSN {} is acknowledged, which was never sent", hex(psn));
                 self.violation(Rule::AckPsn, packet.frame, text);
             }
-            // What was not recorded has come.
+            // Unrecorded requests have arrived.
             let expected = self.responder.expected.get_or_insert(psn + 1);
             *expected = (*expected).max(psn + 1);
         }
@@ -319,12 +319,11 @@ impl Judge<'_> {
         }
     }
 
-    /// `is_again`: it answers what was answered before, with the MSN of then or of now.
+    /// `is_again`: it repeats an earlier response, with the MSN of either time.
     fn msn(&mut self, packet: &Seen, msn: u32, psn: i64, is_again: bool) {
         let is_open = self.theirs.cut.is_some_and(|(cut, _)| psn >= cut);
         let is_behind = self.newest_ever.is_none_or(|newest| psn > newest);
-        // Of what was sent before the capture began nobody knows how many messages it was.
-        // A NAK is for a packet that is not done.
+        // The number of messages before the capture is unknown. A NAK is for a packet that was not executed.
         let is_nak = packet.is_nak();
         let newest_done = if is_nak { psn - 1 } else { psn };
         if is_open || is_behind || self.oldest_ever.is_none_or(|oldest| newest_done + 1 < oldest) {
@@ -332,14 +331,14 @@ impl Judge<'_> {
         }
         let Some(oldest) = self.theirs.list.first().map(|message| message.first) else { return };
         let least = self.theirs.ended_by(newest_done) as i64;
-        // A READ may count when it is validated, at the PSN of its request.
+        // A READ may be counted when it is validated, at the PSN of its request.
         let begun = match self.theirs.at(psn) {
             Some(message) if message.operation() == Some(Operation::ReadRequest) && psn < message.last => 1,
             _ => 0,
         };
         let mut expected = self.responder.expected.unwrap_or(psn + 1);
         if is_again && !self.strict {
-            // What has come since then the capture may not have told yet.
+            // Requests that arrived since then may have no recorded response yet.
             expected = expected.max(self.responder.newest_asked.map_or(expected, |newest| newest + 1));
         }
         let done = (self.theirs.ended_by(expected - 1) as i64).max(least + begun);
@@ -351,7 +350,7 @@ impl Judge<'_> {
                 newest + if far > MSN_MASK / 2 { far - MSN_MASK - 1 } else { far }
             }
         };
-        // The first answer of a connection that begins here has the MSN of its message.
+        // The first response of a connection that begins in the capture has the MSN of its message.
         let begins = self.responder.newest_msn.is_none()
             && self.theirs.orphans == 0
             && !is_again
@@ -359,12 +358,12 @@ impl Judge<'_> {
             && counted == least + begun;
         self.responder.newest_msn = self.responder.newest_msn.max(Some(counted));
         self.responder.is_start |= self.strict || is_start || begins;
-        // How many messages were before the capture, and what was asked there beyond it, nobody knows.
+        // The number of messages before the capture, and of unanswered ones then, is unknown.
         if !self.responder.is_start {
             return;
         }
         let most = done + self.responder.strays;
-        // How many messages came behind what was not recorded nobody knows, and an answer that comes again counts them.
+        // The number of messages after an unrecorded part is unknown, and a repeated response counts them.
         let is_open = !self.strict && self.theirs.cut.is_some_and(|(cut, _)| expected > cut);
         if counted < least || counted > most && !is_open {
             let range = match least >= most {
@@ -381,7 +380,7 @@ impl Judge<'_> {
         self.responder.answered.insert(psn);
         let Some(message) = self.theirs.at(psn) else { return };
         if message.operation() != Some(Operation::ReadRequest) {
-            // FLUSH and ATOMIC WRITE are answered so, too.
+            // FLUSH and ATOMIC WRITE are answered in this way, too.
             return;
         }
         let (first, last, len) = (message.first, message.last, message.remote().map_or(0, |(_, _, len)| len));
@@ -424,7 +423,7 @@ impl Judge<'_> {
         }
         let due = shape(&asked[0]);
         if !self.strict && packet.starts() && psn != first {
-            return; // the request that it answers was not recorded
+            return; // the request of this response was not recorded
         }
         if !self.strict && psn != first && asked.iter().any(|(start, _)| psn == *start) {
             let text = format!(
@@ -451,7 +450,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether all that asks for an answer has got it.
+    /// Checks that every request with AckReq and every READ was answered.
     pub(super) fn all_answered(&mut self) {
         if let Some((wanted, frame)) = self.responder.wanted
             && self.responder.acked.as_ref().is_none_or(|(acked, _)| *acked < wanted)

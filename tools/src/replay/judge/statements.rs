@@ -9,24 +9,24 @@ use crate::replay::conversation::{Conversation, Event, wrapped};
 use crate::replay::packet::Seen;
 use crate::replay::rule::Rule;
 
-/// What is known of the responses of an end so far.
+/// The responses of an end so far.
 pub(super) struct Statements {
-    /// The newest PSN that the other end's requests have taken up, and how many of them are still to come.
+    /// The newest PSN of the other end's requests so far, and the number of requests still to come.
     newest: Option<i64>,
     left: usize,
-    /// The newest of the MSNs: of which PSN, and in which frame.
+    /// The newest MSN, its PSN and its frame.
     msn: Option<(u32, i64, u64)>,
-    /// A packet that was asked for again, in which frame, how, and what had been sent by then.
+    /// A packet requested again: its PSN, the frame and kind of the request, and the newest PSN sent by then.
     asked: Option<(i64, u64, &'static str, i64)>,
-    /// A PSN that was refused for good, and in which frame.
+    /// A PSN that was refused, and the frame.
     refused: Option<(i64, u64)>,
 }
 
-/// So many requests are not lost to the recorder without a gap, neither when they come again nor when they go on.
+/// A recorder does not lose this many requests without a gap, whether repeated or new.
 const MANY: i64 = 4;
 
 impl Statements {
-    /// `None` where the requests of the other end were not all recorded, or were not sent once and in order.
+    /// `None` if the requests of the other end were not all recorded, or were not sent once and in order.
     pub(super) fn of(conversation: &Conversation, events: &[Event], end: usize) -> Option<Statements> {
         let mut next = None;
         let mut left = 0;
@@ -44,7 +44,7 @@ impl Statements {
 }
 
 impl Judge<'_> {
-    /// Notes a request of the other end.
+    /// Records a request of the other end.
     pub(super) fn hear(&mut self, event: &Event) {
         let newest = event.psn + self.of.span(&event.packet) - 1;
         if let Some(statements) = &mut self.statements {
@@ -53,17 +53,18 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether a response contradicts those before it.
+    /// Checks whether a response contradicts earlier ones.
     pub(super) fn contradicts(&mut self, packet: &Seen, psn: i64) {
         let newest_ever = self.newest_ever;
         let Some(oldest) = self.oldest_ever.filter(|oldest| psn >= *oldest) else { return };
-        // All that was recorded may be sent again for what came before the capture, but not farther than a window.
+        // All recorded requests may be a retransmission of what was sent before the capture, but not of more than a
+        // window.
         let start = self.of.agreed.map(|agreed| agreed.start[1 - self.side]);
         let is_sure = |from: i64| start == Some(wrapped(oldest)) || from - oldest > NO_WINDOW;
         let Some(statements) = &mut self.statements else { return };
         let syndrome = packet.extensions.aeth.and_then(|aeth| aeth.syndrome());
         let mut wrong = None;
-        // A NAK acknowledges what is before it, and a sequence error tells of a packet behind it.
+        // A NAK acknowledges all PSNs before its own, and a sequence error shows that a later packet has arrived.
         let ahead = newest_ever.map_or(0, |newest| psn - newest);
         let is_ahead = (1..=NO_WINDOW).contains(&ahead) && statements.left as i64 >= MANY;
         match syndrome {
@@ -83,7 +84,7 @@ impl Judge<'_> {
                 statements.asked = statements.newest.map(|sent| (psn, packet.frame, "an RNR NAK", sent));
             }
             Some(Syndrome::Nak(_)) => statements.refused = Some((psn, packet.frame)),
-            // The READ responses that have no AETH, too.
+            // Also the READ responses without an AETH.
             Some(Syndrome::Ack { .. }) | None => {
                 if let Some((refused, frame)) = statements.refused.filter(|(refused, _)| psn >= *refused) {
                     statements.refused = None;
@@ -93,7 +94,7 @@ impl Judge<'_> {
                         hex(psn),
                         hex(refused)
                     );
-                    // However often something is sent.
+                    // However often the requests were sent.
                     wrong = Some((Rule::AckPsn, text, true));
                 } else if let Some((asked, frame, how, sent)) = statements.asked
                     && psn >= sent
@@ -136,7 +137,7 @@ impl Judge<'_> {
     }
 }
 
-/// Of two MSNs of 24 bits, which wrap.
+/// Compares two 24-bit MSNs with wraps.
 fn is_less(msn: u32, than: u32) -> bool {
     (than.wrapping_sub(msn) & 0x00ff_ffff).wrapping_sub(1) < 0x007f_ffff
 }

@@ -1,4 +1,4 @@
-//! The completions of the engine and their bytes, compared with what was recorded.
+//! The completions of the engine and their data, compared with the recorded ones.
 
 use ferroce::wire::{Operation, Service};
 use ferroce::{Context, RKey, WcOpcode, WcStatus, WorkCompletion};
@@ -11,7 +11,7 @@ use crate::replay::packet::Seen;
 use crate::replay::rule::{Finding, Rule, Weight};
 
 impl Lane<'_> {
-    /// Compares what has arrived with what was sent.
+    /// Compares received data with sent data.
     pub(in crate::replay) fn completed(
         &mut self,
         context: &mut Context,
@@ -42,7 +42,7 @@ impl Lane<'_> {
             } else if wc.opcode == WcOpcode::Recv && whole {
                 self.compare(context, offset + area as u64, &payload, frame, "received")?;
             }
-            // What comes next may come to the same place.
+            // The next message may use the same place.
             let (memory, start) = (self.mr()?, offset as usize);
             if let Some(room) = context.bytes_mut(memory)?.get_mut(start..start + wc.byte_len as usize) {
                 room.fill(EMPTY);
@@ -64,7 +64,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// The message that came into a receive: theirs of the same number, or where any may be lost that of the newest packet.
+    /// The message of a receive WR: that of the same number, or on an unreliable service that of the newest packet.
     fn received(&self, number: usize) -> Option<Message> {
         if self.of.service == Service::Rc {
             return self.theirs.list.get(number).cloned();
@@ -77,19 +77,19 @@ impl Lane<'_> {
         }
     }
 
-    /// A work request of ours has ended in error; what is behind it goes no further.
+    /// A work request has completed in error; later ones are not executed.
     fn failed(&mut self, status: WcStatus, message: &Message) {
         let first = self.played.given_up.map_or(message.first, |given_up| given_up.min(message.first));
         self.played.given_up = Some(first);
         self.played.dead_from.get_or_insert(self.played.events.len());
         let (weight, text) = match status {
-            // The first error flushes the rest.
+            // The first error flushes the others.
             WcStatus::WrFlushErr => return,
             WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => (
                 Weight::Lawful,
                 format!("{status:?}: the recorded answers are to the recorded end's own repeats"),
             ),
-            // The judge says so of the other end.
+            // The judge reports this about the other end.
             WcStatus::LocQpOpErr | WcStatus::BadRespErr | WcStatus::LocLenErr => {
                 (Weight::Lawful, format!("the recorded answer is refused: {status:?}"))
             }
@@ -99,8 +99,8 @@ impl Lane<'_> {
         self.played.findings.push(Finding { rule: Rule::Completion, weight, frame: message.frame, text });
     }
 
-    /// Compares what a READ brought with its responses, if all of them were recorded. One that came again may have
-    /// brought something else, and either is right.
+    /// Compares the result of a READ with its responses, if all of them were recorded. A response that was repeated may
+    /// differ, and both are correct.
     fn compare_read(&mut self, context: &Context, offset: u64, message: &Message) -> Result<(), Failure> {
         let (Some((_, _, len)), Some(memory)) = (message.remote(), self.memory) else { return Ok(()) };
         let answers = self.of.answers[1 - self.end].reads(message.first..message.last + 1);
@@ -154,13 +154,13 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Their WRITEs that the engine has acknowledged since the last time.
+    /// The other end's WRITEs that the engine has acknowledged since the last call.
     pub(in crate::replay) fn newly_answered(&mut self) -> Vec<(u64, RKey, u64, Vec<u8>)> {
         let theirs = &self.theirs;
         let mtu = self.of.path_mtu.bytes() as usize;
         let Some(newest) = self.newest_answer else { return Vec::new() };
         let until = theirs.list.partition_point(|message| message.last <= newest).max(self.answered);
-        // Only what ended in this very turn: since then nobody else has written there.
+        // Only those that ended in this turn: their memory can't have been overwritten since.
         let turn = self.turn;
         let ended = &self.ended;
         let fresh = theirs.list[self.answered..until].iter();

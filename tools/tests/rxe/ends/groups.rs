@@ -1,4 +1,4 @@
-//! What several queue pairs share: a shared receive queue, a multicast group.
+//! Objects that several queue pairs share: a shared receive queue, a multicast group.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -15,14 +15,14 @@ use crate::work::Side;
 pub(super) struct SharedReceives {
     pub(super) here: Srq,
     pub(super) there: u64,
-    /// Receives posted here.
+    /// Receive WRs posted here.
     pub(super) posted: u64,
 }
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 7, 7, 7);
 
 impl Ends {
-    /// From now on receives are those of an SRQ at each end.
+    /// From now on an SRQ at each end is used.
     pub(crate) fn share_receives(&mut self) {
         let config = SrqConfig::new(self.pd).max_wr(256).max_sge(1);
         let here = self.context.create_srq(&config).expect("an SRQ");
@@ -30,7 +30,7 @@ impl Ends {
         self.shared = Some(SharedReceives { here, there, posted: 0 });
     }
 
-    /// Ends that. No queue pair may use them any more.
+    /// Ends the use of the SRQs. No queue pair may use them any more.
     pub(crate) fn own_receives(&mut self) {
         if let Some(SharedReceives { here, there, .. }) = self.shared.take() {
             self.context.destroy_srq(here).expect("no queue pair uses it");
@@ -45,8 +45,8 @@ impl Ends {
         }
     }
 
-    /// A queue pair of `side` joins the multicast group, and what the other end's one sends goes to it. One of the guest
-    /// leaves when it ends.
+    /// A queue pair of `side` joins the multicast group, and the other end's queue pair sends to it. In the guest it
+    /// leaves when it is destroyed.
     pub(crate) fn join(&mut self, guest: &Guest, side: Side, pair: &mut Pair) {
         guest.start("ip route replace 239.0.0.0/8 dev eth0").succeed();
         let group = Gid::from(IpAddr::V4(GROUP));
@@ -63,13 +63,13 @@ impl Ends {
         pair.group = Some(group);
     }
 
-    /// Where a datagram queue pair here sends to.
+    /// The destination of a datagram queue pair here.
     pub(super) fn destination(pair: &Pair) -> Option<Destination> {
         let qpn = if pair.group.is_some() { Qpn::MULTICAST } else { Qpn::new(pair.qpn_there) };
         pair.to_there.map(|ah| Destination { ah, qpn, qkey: QKEY })
     }
 
-    /// Where one of the guest sends to, as it is told.
+    /// The destination of one in the guest, as a command argument.
     pub(super) fn destination_there(&self, pair: &Pair) -> serde_json::Value {
         let (gid, qpn) =
             pair.group.map_or((self.gid_here, pair.qpn_here), |group| (group, Qpn::MULTICAST.value()));

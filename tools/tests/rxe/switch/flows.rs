@@ -16,28 +16,28 @@ use crate::guest::{FAR, Guest, OURS};
 pub(crate) const FLOWS: usize = 2;
 pub(crate) const PATH_MTU: PathMtu = PathMtu::Mtu4096;
 pub(crate) const MESSAGE: u32 = 1 << 16;
-/// Messages of a queue pair that are posted and not complete, each from a place of its own to the same place there.
+/// Outstanding messages of a queue pair, each from its own place to the same place at the receiver.
 pub(crate) const OUTSTANDING: u32 = 16;
-/// 0.5 s: the slowest answer of an emulated guest on a busy machine, behind a full queue, is not taken for a loss.
+/// 0.5 s: the slowest answer of an emulated guest on a busy machine, behind a full queue, does not cause a timeout.
 pub(crate) const ACK_TIMEOUT: u8 = 17;
-/// The WRITEs of one packet that measure the round trip.
+/// WRITEs of one packet that measure the round-trip time.
 const PROBES: usize = 51;
 const PROBE: u32 = 64;
-/// For the rest to be acknowledged, after the time that is measured.
+/// The wait for the remaining acknowledgements after the measured time.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For the last CNP, which may come behind the last acknowledgement.
+/// The wait for the last CNP, which may arrive after the last acknowledgement.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// What came of them.
+/// The results of the flows.
 pub(crate) struct Flows {
     /// The median, before the flows begin.
     pub(crate) round_trip: Duration,
-    /// Mb/s of payload that was acknowledged.
+    /// Mb/s of acknowledged payload.
     pub(crate) goodputs: [f64; FLOWS],
-    /// Frames that had left and not arrived in that time, mean and most. Without loss that is about the queue of the
-    /// bottleneck; what is lost stays in it.
+    /// Frames in flight in that time, mean and maximum. Without loss that is about the queue of the bottleneck; lost
+    /// frames remain in it.
     pub(crate) under_way: [f64; 2],
-    /// Mb/s that congestion control allowed them when the measured time ended.
+    /// Mb/s that congestion control allowed at the end of the measured time.
     pub(crate) allowed: [Option<f64>; FLOWS],
     /// At the receiver.
     pub(crate) marked: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Flows {
 }
 
 impl Flows {
-    /// Runs them, and measures for `time` after `start_up`. Everything must arrive as it was sent.
+    /// Runs the flows, and measures for `time` after `start_up`. All data must arrive as sent.
     pub(crate) fn run(guest: &Guest, config: &Config, start_up: Duration, time: Duration) -> Flows {
         let mut sender = End::open(guest.inside(|| open("af_xdp:fe0")), OURS[0], config);
         let mut receiver = End::open(guest.inside_far(|| open("af_xdp:far0")), FAR, config);
@@ -79,7 +79,7 @@ impl Flows {
                     received.store(receiver.count(Counter::RcvdPkts), Ordering::Relaxed);
                 }
             });
-            // The receiver's thread ends whatever happens here.
+            // The receiver's thread must end in any case.
             let outcome = catch_unwind(AssertUnwindSafe(|| sending.run(start_up, time)));
             over.store(true, Ordering::Relaxed);
             outcome.unwrap_or_else(|panic| resume_unwind(panic))
@@ -114,13 +114,13 @@ struct Sending<'a> {
     poller: Poller,
     remote: RemoteAddress,
     flows: [Flow; FLOWS],
-    /// Packets at the receiver.
+    /// Packets that the receiver has counted.
     received: &'a AtomicU64,
     under_way: UnderWay,
 }
 
-/// What the sender measures: round trip, messages of each flow that were acknowledged in the time, what was under way
-/// then, and the rates that were allowed at its end.
+/// The sender's measurements: round-trip time, acknowledged messages of each flow in the measured time, frames in
+/// flight, and the allowed rates at its end.
 struct Measured {
     round_trip: Duration,
     acknowledged: [u32; FLOWS],
@@ -128,12 +128,12 @@ struct Measured {
     allowed: [Option<f64>; FLOWS],
 }
 
-/// Packets that have left and not arrived, over time.
+/// Packets in flight, over time.
 #[derive(Clone, Copy, Default)]
 struct UnderWay {
     now: f64,
     most: f64,
-    /// Times seconds.
+    /// Multiplied by seconds.
     sum: f64,
     seen: Option<Instant>,
 }
@@ -232,7 +232,7 @@ impl Sending<'_> {
     }
 }
 
-/// A context on a port, with a queue pair for each flow and memory for what they have outstanding.
+/// A context on a port, with a queue pair for each flow and memory for the outstanding messages.
 struct End {
     context: Context,
     cq: Cq,
@@ -273,7 +273,7 @@ impl End {
         }
     }
 
-    /// Makes each place different from the others.
+    /// Gives each place different contents.
     fn fill(&mut self) {
         for (at, byte) in self.context.bytes_mut(self.mr).expect("a region").iter_mut().enumerate() {
             *byte = (at % 251) as u8 ^ (at / MESSAGE as usize) as u8;

@@ -1,4 +1,4 @@
-//! The same setting in `ferroce fabric`: the engine at both ends, and a switch that is simulated.
+//! The same setting in `ferroce fabric`: the engine at both ends, and a simulated switch.
 
 use std::fmt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use ferroce::CongestionControl;
 use serde_json::Value;
 
-/// A run of it.
+/// A simulated run.
 pub(crate) struct Simulated {
     control: &'static str,
     /// Mb/s of payload of each flow.
@@ -18,7 +18,7 @@ pub(crate) struct Simulated {
 }
 
 impl Simulated {
-    /// At a bottleneck of so many Mb/s, which carries so many of payload.
+    /// With a bottleneck of `rate` Mb/s, whose payload capacity is `capacity`.
     pub(crate) fn run(rate: u32, capacity: f64, control: CongestionControl) -> Simulated {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rxe/switch.toml");
         let ferroce = Command::new(env!("CARGO_BIN_EXE_ferroce"))
@@ -44,7 +44,7 @@ impl Simulated {
         self.measures[name].as_f64().unwrap_or_else(|| panic!("{name}: {}", self.measures))
     }
 
-    /// Whether what the guest has to show with congestion control, or without it, is so here too.
+    /// Whether the expected results in the guest, with and without congestion control, also apply here.
     pub(crate) fn check(&self) {
         let [marked, cnps, drops, retransmitted] =
             ["marked", "cnps", "drops", "retransmitted"].map(|name| self.measure(name));

@@ -1,4 +1,4 @@
-//! What there is: hosts, switches, and links between them.
+//! Construction: hosts, switches, and links between them.
 
 use super::*;
 
@@ -29,7 +29,7 @@ impl Simulation {
     /// Both ends have room for a port.
     pub(in super::super) fn add_link(&mut self, config: LinkConfig, rate: u64, ends: [Owner; 2]) -> u32 {
         let (link, first) = (self.links.len() as u32, self.ports.len() as u32);
-        // Links that there are between the two. A host has one.
+        // The number of existing links between the two. A host has at most one.
         let parallel = match ends[0] {
             Owner::Host(_) => 0,
             Owner::Switch(switch) => {
@@ -56,7 +56,7 @@ impl Simulation {
                     (number, switch.config.scheduling)
                 }
             };
-            // By the ends of the link: what else there is in the fabric does not change it.
+            // From the ends of the link only, so that the rest of the fabric does not affect it.
             let identity = mix(mix(owner.key()) ^ ends[1 - end as usize].key() ^ parallel << 48);
             let random = Random::new(mix(self.seed ^ identity));
             let max_frame = self.config.mtu as usize + FRAME_OVERHEAD;
@@ -72,8 +72,9 @@ impl Simulation {
         link
     }
 
-    /// What comes over a link after a switch has decided to pause its other end, in bytes: a PFC frame that waits for a
-    /// frame, its way and the reaction to it, a frame that has just begun then, and what is on its way.
+    /// The bytes that still arrive over a link after a switch has decided to pause its other end: while a PFC frame waits
+    /// for a frame in transmission, propagates and takes effect, a frame that has just started then, and the bytes in
+    /// flight.
     pub(super) fn headroom(&self, link: &LinkConfig, rate: u64, other: Owner) -> u64 {
         let reaction = match other {
             Owner::Host(host) => self.hosts[host as usize].config.reaction,

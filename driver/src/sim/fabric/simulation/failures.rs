@@ -1,15 +1,15 @@
-//! Links and switches go down, and come up again.
+//! Failure and recovery of links and switches.
 
 use super::*;
 
 impl Simulation {
-    /// Whether frames get over the link of a port.
+    /// Whether the link of a port transfers frames.
     #[inline]
     pub(super) fn carries(&self, port: u32) -> bool {
         self.ports[port as usize].link.carries
     }
 
-    /// Whether the link of a port and what is at its ends are up.
+    /// Whether the link of a port and both of its nodes are up.
     pub(super) fn is_up(&self, port: u32) -> bool {
         let PortOf { link, peer, owner, .. } = self.ports[port as usize].of;
         let is_up = |owner: Owner| match owner {
@@ -35,7 +35,7 @@ impl Simulation {
                 return;
             }
         };
-        // Until then the ways are those of before.
+        // Until the reroute the old paths apply.
         if self.routes.is_none() {
             self.routes = Some(Routes::new(&self.neighbours()));
         }
@@ -48,7 +48,7 @@ impl Simulation {
         }
     }
 
-    /// The link of a port has gone down or come up: nothing waits, and nothing is paused.
+    /// The link of a port has gone down or come up: clears its queues and pauses.
     pub(super) fn reset(&mut self, port: u32) {
         self.ports[port as usize].link.carries = self.is_up(port);
         for class in 0..8 {

@@ -1,9 +1,9 @@
-//! PFC: pauses are sent, renewed and obeyed, and end; storms are found.
+//! PFC: sending, renewing, obeying and ending pauses, and detecting storms.
 
 use super::*;
 
 impl Simulation {
-    /// The other end of a port must not send a class.
+    /// Pauses a class at the other end of a port.
     pub(super) fn send_pause(&mut self, port: u32, class: u8) {
         let state = &mut self.ports[port as usize];
         state.to_resume &= !(1 << class);
@@ -26,7 +26,7 @@ impl Simulation {
         }
     }
 
-    /// The PFC frame that a port is to send.
+    /// The next PFC frame of a port.
     pub(super) fn take_pfc(&mut self, port: u32) -> Option<u32> {
         let state = &mut self.ports[port as usize];
         let (pause, resume) = (std::mem::take(&mut state.to_pause), std::mem::take(&mut state.to_resume));
@@ -92,7 +92,7 @@ impl Simulation {
         self.kick(port);
     }
 
-    /// The watchdog's time is over: since a class was paused, or since it was found paused for too long.
+    /// The watchdog has expired: since a class was paused, or since it was found paused for too long.
     pub(super) fn watch(&mut self, port: u32, class: u8) {
         let state = &mut self.ports[port as usize];
         let Owner::Switch(switch) = state.of.owner else { return };

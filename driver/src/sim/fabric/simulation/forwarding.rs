@@ -1,9 +1,9 @@
-//! What becomes of a frame at a host or a switch.
+//! Processing of a frame at a host or a switch.
 
 use super::*;
 
 impl Simulation {
-    /// Sends a frame that a host has made.
+    /// Sends a frame of a host.
     pub(in super::super) fn send(&mut self, host: u32, bytes: &[u8]) {
         let state = &self.hosts[host as usize];
         let (classes, port) = (state.config.classes, state.port);
@@ -25,7 +25,7 @@ impl Simulation {
             Destination::Flood if is_pfc => host,
             Destination::Flood => return self.discard(frame, Loss::Unroutable),
         };
-        // The last port on its way, and whose that is.
+        // The last port on its path, and the owner of that port.
         let Some(last) = self.hosts[content.to as usize].port else {
             return self.discard(frame, Loss::Unroutable);
         };
@@ -41,7 +41,7 @@ impl Simulation {
         self.enqueue(port, class, frame);
     }
 
-    /// Somebody drives the host, or nobody any more. What was received is lost then.
+    /// Opens or closes the host's driver. Frames not yet received are lost.
     pub(in super::super) fn set_open(&mut self, host: u32, is_open: bool) {
         self.hosts[host as usize].is_open = is_open;
         if !is_open {
@@ -51,7 +51,7 @@ impl Simulation {
         }
     }
 
-    /// The hosts that were woken until now.
+    /// The hosts that were woken so far.
     pub(in super::super) fn take_woken(&mut self, mut take: impl FnMut(u32)) {
         for host in self.woken.drain(..) {
             self.hosts[host as usize].is_woken = false;
@@ -59,7 +59,7 @@ impl Simulation {
         }
     }
 
-    /// The host has something to do.
+    /// Marks the host as having work.
     pub(in super::super) fn wake(&mut self, host: u32) {
         let state = &mut self.hosts[host as usize];
         if !state.is_woken && state.is_open {
@@ -126,14 +126,14 @@ impl Simulation {
             }
             self.enqueue(egress, class, frame);
         }
-        // What was dropped exceeds the threshold as well.
+        // A dropped frame exceeds the threshold too.
         if self.switches[switch as usize].buffer.must_pause(number, class) {
             self.ports[ingress as usize].counters.pauses_sent += 1;
             self.send_pause(ingress, class);
         }
     }
 
-    /// The port by which a frame leaves a switch.
+    /// The egress port of a frame at a switch.
     pub(super) fn way(&mut self, switch: u32, frame: u32) -> Option<u32> {
         if self.routes.is_none() {
             self.routes = Some(Routes::new(&self.neighbours()));
@@ -141,7 +141,7 @@ impl Simulation {
         self.choose(switch, frame).filter(|way| self.carries(*way))
     }
 
-    /// The same, whether that is up or not, if the ways are known.
+    /// The same, whether the port is up or not, if the paths are known.
     pub(super) fn choose(&self, switch: u32, frame: u32) -> Option<u32> {
         let Frame { target, last, flow, .. } = *self.frames.at(frame);
         if target == switch {
@@ -149,12 +149,12 @@ impl Simulation {
         }
         let ways = self.routes.as_ref()?.ports(switch, target);
         let hash = mix(flow ^ self.seeds[switch as usize]);
-        // Evenly from 0 to the number of ways, less 1.
+        // Evenly distributed from 0 to the number of paths - 1.
         let way = (u128::from(hash) * ways.len() as u128) >> 64;
         ways.get(way as usize).copied()
     }
 
-    /// For each switch, the switches that it has links to, with its ports.
+    /// For each switch, its neighbour switches, with its ports to them.
     pub(super) fn neighbours(&self) -> Vec<Vec<(u32, u32)>> {
         let neighbour = |port: &u32| match self.ports[self.ports[*port as usize].of.peer as usize].of.owner {
             Owner::Switch(switch) if self.carries(*port) => Some((switch, *port)),

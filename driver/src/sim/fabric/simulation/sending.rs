@@ -1,4 +1,4 @@
-//! Frames leave their queues, and are on their way.
+//! Transmission of frames from queues to links.
 
 use super::*;
 
@@ -9,7 +9,7 @@ impl Simulation {
         self.kick(port);
     }
 
-    /// A port may have got something to send.
+    /// A port may have a frame to send.
     pub(super) fn kick(&mut self, port: u32) {
         let state = &mut self.ports[port as usize];
         if state.is_awaited || !state.is_ready() {
@@ -25,7 +25,7 @@ impl Simulation {
 
     /// The port is free.
     pub(super) fn transmit(&mut self, port: u32) {
-        // A frame that leaves may give this very port something to send.
+        // A frame that leaves may queue a frame (PFC) at this same port.
         self.ports[port as usize].is_awaited = true;
         let frame = self.take_pfc(port).or_else(|| self.take_frame(port));
         let state = &mut self.ports[port as usize];
@@ -68,7 +68,7 @@ impl Simulation {
         }
     }
 
-    /// A frame gives back its memory in a switch, and may end a pause.
+    /// Releases a frame's memory in a switch, which may end a pause.
     pub(super) fn release(&mut self, switch: u32, frame: u32) {
         let frame = self.frames.at(frame);
         let Frame { class, ingress, ingress_number: number, .. } = *frame;
@@ -83,7 +83,7 @@ impl Simulation {
         }
     }
 
-    /// The frame is on the link.
+    /// Puts the frame on the link.
     pub(super) fn propagate(&mut self, port: u32, frame: u32) {
         let state = &mut self.ports[port as usize];
         let departure = state.busy_until;

@@ -1,4 +1,4 @@
-//! A connection that is being set up, lives or ends, or the search for a datagram service.
+//! A connection, from its setup to its end, or the search for a datagram service.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::cm::{CmChannel, ConnectionParameters, Listener, PrivateData};
 use crate::verbs::{Qp, QpType};
 
 pub(super) struct Exchange {
-    /// What the kernel has of it; dropped, it ends there.
+    /// The kernel's identifier; dropping it ends the exchange there.
     pub(super) card: Option<ConnectionId>,
     pub(super) stage: Stage,
     pub(super) qp: Option<Qp>,
@@ -20,30 +20,30 @@ pub(super) struct Exchange {
     pub(super) listener: Option<Listener>,
     pub(super) channel: Option<CmChannel>,
     pub(super) terms: Proposal,
-    /// How long the peer is asked; `None` as long as the kernel does.
+    /// How long the peer is asked; `None` for the kernel's limit.
     pub(super) patience: Option<Duration>,
-    /// When that is over, once its time has begun.
+    /// The end of that time, once it has started.
     pub(super) deadline: Option<Nanos>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The kernel looks for the next hop.
+    /// The kernel is resolving the next hop.
     FindingAddress,
     FindingRoute,
-    /// The peer has the request.
+    /// The peer has been sent the request.
     Asked,
     /// The application has the request.
     Requested,
-    /// The peer has the acceptance.
+    /// The peer has been sent the acceptance.
     Accepted,
     Established,
-    /// The peer is told of the end.
+    /// The peer is being notified of the end.
     Ending,
     Timewait,
 }
 
-/// What is asked for, with a request's private data until it leaves.
+/// The parameters of a request, with its private data until it is sent.
 #[derive(Clone, Copy)]
 pub(super) struct Proposal {
     pub(super) responder_resources: u8,
@@ -54,7 +54,7 @@ pub(super) struct Proposal {
 }
 
 impl Exchange {
-    /// One that begins here: a search without a queue pair.
+    /// An exchange that starts here; without a queue pair it is a search.
     pub(super) fn asking(
         qp: Option<Qp>,
         peer: SocketAddr,
@@ -77,7 +77,7 @@ impl Exchange {
         }
     }
 
-    /// Whether the application waits for its end.
+    /// Whether the application waits for its result.
     pub(super) fn is_attempt(&self) -> bool {
         matches!(self.stage, Stage::FindingAddress | Stage::FindingRoute | Stage::Asked)
     }

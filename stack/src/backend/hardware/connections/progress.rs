@@ -1,4 +1,4 @@
-//! What the kernel's connection manager tells, and what follows.
+//! Events of the kernel's connection manager, and their effects.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ use super::{Connections, Hardware, LISTENER, RESOLVE_MS, tag};
 use crate::cm::{CmEvent, CmId, ConnectionRequest, Listener, PortSpace, PrivateData};
 use crate::verbs::{AddressVector, Error, Handle, Qp, QpState, QpType, ReadyToSend, Unreachable};
 
-/// Events that one poll takes.
+/// The most events of one poll.
 const EVENTS_AT_ONCE: usize = 64;
 
 /// `enum rdma_cm_event_type`
@@ -34,7 +34,7 @@ mod kind {
 }
 
 impl Hardware {
-    /// Takes the events of the connection manager, and gives up what nobody answers.
+    /// Processes the events of the connection manager, and gives up attempts without an answer.
     #[cold]
     pub(in super::super) fn look_for_connections(&mut self) -> Result<(), Error> {
         let taken = self.take_connection_events();
@@ -65,7 +65,7 @@ impl Hardware {
         let (stage, qp, peer) = (exchange.stage, exchange.qp, exchange.peer.ip());
         let is_connected = matches!(stage, Stage::Established | Stage::Ending);
         match event.kind {
-            // Nothing but the end of timewait is new to a connection that is over.
+            // For a connection that has ended, only the end of timewait is relevant.
             kind::TIMEWAIT_EXIT | kind::DEVICE_REMOVAL if stage == Stage::Timewait => {
                 cm.tell(id, CmEvent::TimewaitExit { id });
                 cm.exchanges.remove(id.0);
@@ -86,7 +86,7 @@ impl Hardware {
                 Some(_) => {}
                 None => self.establish(id, qp),
             },
-            // The peer has given up before it heard that the connection is ready: the kernel goes on to timewait.
+            // The peer gave up before it received that the connection is ready: the kernel enters timewait.
             kind::REJECTED if is_connected => self.end_connection(id, qp),
             kind::REJECTED => self.end_refused(id, stage, qp, &event),
             kind::ADDR_ERROR | kind::ROUTE_ERROR | kind::CONNECT_ERROR | kind::UNREACHABLE
@@ -101,7 +101,7 @@ impl Hardware {
                 self.end_attempt(id, stage, qp, unreachable(peer, &event));
             }
             kind::DISCONNECTED => {
-                // Where the peer ends it, it waits for an answer.
+                // If the peer ends it, it waits for an answer.
                 if stage != Stage::Ending
                     && let Some(Err(error)) = exchange.card.as_ref().map(|card| card.disconnect())
                 {
@@ -128,7 +128,7 @@ impl Hardware {
         self.has_news = true;
     }
 
-    /// The connection is over, and waits for the end of timewait.
+    /// The connection has ended, and waits for the end of timewait.
     fn end_connection(&mut self, id: CmId, qp: Option<Qp>) {
         if let Some(cm) = &mut self.connections {
             if let Some(exchange) = cm.exchanges.get_mut(id.0) {
@@ -140,7 +140,7 @@ impl Hardware {
         self.fail_qp(qp);
     }
 
-    /// An attempt of either end comes to nothing. Of a request that the application has not seen nothing is told.
+    /// An attempt of either end has failed. If the application has not seen the request, nothing is reported.
     fn end_attempt(&mut self, id: CmId, stage: Stage, qp: Option<Qp>, reason: Unreachable) {
         if stage == Stage::Accepted {
             self.fail_qp(qp);
@@ -225,7 +225,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// The peer has called a connection ready that was accepted here.
+    /// The peer has confirmed a connection that was accepted here.
     fn establish(&mut self, id: CmId, qp: Option<Qp>) {
         let Some(exchange) = self.connections.as_ref().and_then(|cm| cm.exchanges.get(id.0)) else { return };
         let (Stage::Accepted, Some(qp)) = (exchange.stage, qp) else { return };
@@ -244,7 +244,7 @@ impl Hardware {
         }
     }
 
-    /// INIT → RTR, as the connection manager says.
+    /// INIT → RTR, with the attributes of the connection manager.
     pub(super) fn make_ready_to_receive(
         &mut self,
         qp: Qp,
@@ -408,7 +408,7 @@ impl Hardware {
         self.connections.as_ref().and_then(|cm| if cm.has_new { Some(self.now) } else { cm.next_deadline })
     }
 
-    /// A queue pair has had packets of a peer: its connection is there.
+    /// A queue pair has received packets of a peer: its connection is established.
     pub(in super::super) fn notify_connection(&mut self, element: u64) {
         let is_its = |exchange: &&Exchange| {
             let qp = exchange.qp.and_then(|qp| self.qps.get(qp.0));
@@ -423,7 +423,7 @@ impl Hardware {
     }
 }
 
-/// Why a peer can't be reached.
+/// Why a peer is unreachable.
 fn unreachable(peer: IpAddr, event: &ConnectionEvent) -> Unreachable {
     let no_route = [Errno::NETUNREACH, Errno::HOSTUNREACH].map(|errno| -errno.raw_os_error());
     match event.kind {
@@ -460,7 +460,7 @@ impl Connections {
         self.events.push(channel, event);
     }
 
-    /// Ends the attempts whose time is over.
+    /// Ends the attempts whose time has expired.
     fn give_up(&mut self, now: Nanos) {
         if !self.has_new && self.next_deadline.is_none_or(|deadline| now < deadline) {
             return;
