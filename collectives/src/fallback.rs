@@ -16,11 +16,8 @@ const FALLBACKS: ProgramCounter = ProgramCounter::new(
 const RAILS_LEFT: ProgramCounter =
     ProgramCounter::new("collective_rails_left", "Times that a rail to a peer was taken out of use.", "rail");
 
-const RAILS_BACK: ProgramCounter = ProgramCounter::new(
-    "collective_rails_back",
-    "Times that such a rail was used again.",
-    "rail",
-);
+const RAILS_BACK: ProgramCounter =
+    ProgramCounter::new("collective_rails_back", "Times that such a rail was used again.", "rail");
 
 const RAILS: [&str; MAX_RAILS] = ["0", "1", "2", "3", "4", "5", "6", "7"];
 

@@ -272,7 +272,10 @@ impl AfXdp {
                 let Some(slot) = slots.peek() else { break };
                 let buffer = slots.buffer(slot, frames, max_frame);
                 let Some(len) = source.write(buffer) else { break };
-                assert!((1..=max_frame).contains(&len), "a frame of {len} bytes: must be at most {max_frame}");
+                assert!(
+                    (1..=max_frame).contains(&len),
+                    "a frame of {len} bytes: must be at most {max_frame}"
+                );
                 let queue = if *sending == 1 { 0 } else { spread(&buffer[..len], *sending) };
                 descriptors += queues[queue].load(slots, slot, len, frames);
                 stats.tx_frames += 1;
@@ -496,8 +499,7 @@ fn register(layout: &Layout, interface: &Interface) -> Result<(Frames, Vec<Frame
                     capability: "more locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK",
                     cure: format!(
                         "{kib} KiB are needed in addition to the memory that this user has already locked: \
-                         CAP_IPC_LOCK, a higher `ulimit -l`, or \
-                         lower rx_frames and tx_frames"
+                         CAP_IPC_LOCK, a higher `ulimit -l`, or lower rx_frames and tx_frames"
                     ),
                 }
             }

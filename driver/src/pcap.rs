@@ -52,9 +52,11 @@ impl<D: PacketDriver> Recorder<D> {
                 parameter: "pcap",
                 value: path.display().to_string(),
                 expected: match (capabilities.driver, &capabilities.interface) {
-                    ("shm", _) => "a driver of Ethernet frames, such as af_xdp or loopback: packets through shared \
+                    ("shm", _) => {
+                        "a driver of Ethernet frames, such as af_xdp or loopback: packets through shared \
                         memory are on no interface"
-                        .to_owned(),
+                            .to_owned()
+                    }
                     (driver, interface) => format!(
                         "a driver of Ethernet frames, such as af_xdp; {driver} on '{interface}' has none, so record its \
                          packets with `tcpdump -i {interface} -w FILE udp port 4791` (with ,shm=off after the device, \

@@ -80,7 +80,8 @@ pub(crate) fn name_of(address: IpAddr) -> String {
 pub fn sharers(address: IpAddr) -> Result<Vec<(usize, u32)>, Error> {
     let place = LocalAddress::find(address)?;
     let name = name_of(address) + &place.scope_name();
-    slots::members(&name).map_err(|source| os_error("looking for processes that share an address", &place, source))
+    slots::members(&name)
+        .map_err(|source| os_error("looking for processes that share an address", &place, source))
 }
 
 /// Joins the processes that share an address, for a port that receives its packets elsewhere: packets from the kernel

@@ -238,7 +238,9 @@ impl FromStr for DeviceSpec {
                     return refused("af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it");
                 }
                 if queue.is_some() && shared_memory != SharedMemory::On {
-                    return refused("no options after a queue number: a port on one queue has no shared memory");
+                    return refused(
+                        "no options after a queue number: a port on one queue has no shared memory",
+                    );
                 }
                 Ok(DeviceSpec::AfXdp { interface: interface.to_owned(), queue, shared_memory })
             }

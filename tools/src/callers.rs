@@ -91,7 +91,9 @@ impl Endpoint {
         }
         self.unproven.clear();
         self.context.unlisten(listener)?;
-        waiting.iter().try_for_each(|caller| self.let_go(caller, "other clients were connected before it"))?;
+        waiting
+            .iter()
+            .try_for_each(|caller| self.let_go(caller, "other clients were connected before it"))?;
         Ok(connected)
     }
 

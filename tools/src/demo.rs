@@ -472,7 +472,9 @@ fn supervise(
                 if rank == 0 && is_repeated =>
             {
                 state.note(ends.map(|line| line.map(Into::into)), false);
-                note!("a round over {transport} was measured in the slow state of this machine, and is repeated");
+                note!(
+                    "a round over {transport} was measured in the slow state of this machine, and is repeated"
+                );
                 told = Instant::now();
             }
             // It does not count; a round with wrong elements is never repeated.

@@ -510,8 +510,7 @@ fn missing(process: &Process) -> Vec<String> {
     if cfg!(not(feature = "af_xdp")) {
         return vec![
             "its driver, which this build does not include: `cargo install --locked --path tools --features af_xdp`, \
-             with Debian's gcc, \
-             libc6-dev and libxdp-dev, or `./do ferroce` in a checkout"
+             with Debian's gcc, libc6-dev and libxdp-dev, or `./do ferroce` in a checkout"
                 .into(),
         ];
     }
@@ -554,8 +553,7 @@ fn missing(process: &Process) -> Vec<String> {
 
 fn optional(process: &Process) -> Vec<String> {
     let hugepages = "hugepages (vm.nr_hugepages is 0): AF_XDP then uses ordinary pages, and DPDK needs hugepages for \
-        real cards: \
-                     `sysctl vm.nr_hugepages=1024`";
+        real cards: `sysctl vm.nr_hugepages=1024`";
     Vec::from_iter((process.hugepages == 0).then(|| hugepages.to_owned()))
 }
 

@@ -167,9 +167,7 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     let addresses = &driver.capabilities().addresses;
     let to = address(peer, Some(addresses), &interrupt)?;
     if addresses.contains(&to) {
-        return Err(Failure::usage(format!(
-            "{to} is the address of this end; give that of another end"
-        )));
+        return Err(Failure::usage(format!("{to} is the address of this end; give that of another end")));
     }
     let why = match (args.active, occupants.describe()) {
         (true, Some(others)) => format!("--active, though {others}"),
@@ -244,9 +242,13 @@ impl Args {
             Err(failure) => {
                 checks.push(Check::note(
                     FAR_END,
-                    format!("no doctor answers ({failure}); the following checks are made from this end only"),
-                    format!("`ferroce doctor -d DEV` there, with TCP port {tcp_port} open to it, checks each \
-                        direction separately"),
+                    format!(
+                        "no doctor answers ({failure}); the following checks are made from this end only"
+                    ),
+                    format!(
+                        "`ferroce doctor -d DEV` there, with TCP port {tcp_port} open to it, checks each \
+                        direction separately"
+                    ),
                 ));
                 checks.extend(alone::checks(
                     port.driver,

@@ -73,7 +73,9 @@ impl PortArgs {
     pub(crate) fn for_server(&self) -> PortArgs {
         let pkey = self.pkey.map(|pkey| PKey(pkey.0 | 0x8000));
         if let Some(pkey) = pkey.filter(|pkey| Some(*pkey) != self.pkey) {
-            info!("the server in this process uses P_Key {pkey}: two limited members would drop each other's packets");
+            info!(
+                "the server in this process uses P_Key {pkey}: two limited members would drop each other's packets"
+            );
         }
         PortArgs { core: None, pcap: None, pkey, ..self.clone() }
     }
@@ -86,7 +88,9 @@ pub(crate) fn parse_pkey(text: &str) -> Result<PKey, String> {
         None => text.parse(),
     };
     let pkey = number.ok().map(PKey).filter(|pkey| pkey.is_valid());
-    pkey.ok_or_else(|| "must be a P_Key of 16 bits, as 0x8001, with a partition other than 0 in the low 15".to_owned())
+    pkey.ok_or_else(|| {
+        "must be a P_Key of 16 bits, as 0x8001, with a partition other than 0 in the low 15".to_owned()
+    })
 }
 
 /// Whether a device can't be opened because it is in use.
@@ -336,7 +340,9 @@ impl Endpoint {
             return Ok(());
         }
         let interface = &self.context.port().interface;
-        Err(Failure::usage(format!("-s {size}: must be at most {most}, the longest datagram on '{interface}'")))
+        Err(Failure::usage(format!(
+            "-s {size}: must be at most {most}, the longest datagram on '{interface}'"
+        )))
     }
 
     /// The address of a peer, with the GID at `index` as the source.
@@ -409,9 +415,7 @@ impl Endpoint {
     /// The failure for an event other than the expected one.
     pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
         Failure::run(match event {
-            CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }
-                if self.switch().is_some() =>
-            {
+            CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. } if self.switch().is_some() => {
                 format!(
                     "no server on '{}' listens on this port (-p); has it joined that too, as this user and in this network \
                      namespace?",

@@ -26,7 +26,7 @@ use sources::Sources;
 /// waiting ranks are found without them.
 ///
 /// Exit status: 0 if every file and process that was named has a recording, 1 if not, 2 for wrong usage. If some files of a
-/// directory can't be read, the others are still shown.
+/// directory can't be read, the others are still shown, and the exit status is 1.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -109,10 +109,15 @@ impl Args {
             Diagnosis::all(recordings).iter().map(|of| format!("{:016x}", of.communicator)).collect();
         match &self.communicator {
             Some(wanted) if !ids.is_empty() => {
-                format!("--communicator {}: no id begins with it; there are {}", legible(wanted), ids.join(", "))
+                format!(
+                    "--communicator {}: no id begins with it; there are {}",
+                    legible(wanted),
+                    ids.join(", ")
+                )
             }
             _ if recordings.is_empty() => {
-                "no process with collectives is visible on this host; only root sees those of other users".to_owned()
+                "no process with collectives is visible on this host; only root sees those of other users"
+                    .to_owned()
             }
             _ => "no communicator of two or more ranks is recorded".to_owned(),
         }

@@ -119,10 +119,8 @@ impl Role for Rping<'_> {
         if pings == 0 {
             let mut why = "the client ended the connection without a ping: is it another program?".to_owned();
             if let Some(last) = brought.iter().rposition(|byte| *byte != 0) {
-                why += &format!(
-                    " Its request has private data, unlike rping's: {}",
-                    quote(&brought[..=last])
-                );
+                why +=
+                    &format!(" Its request has private data, unlike rping's: {}", quote(&brought[..=last]));
             }
             return Err(Failure::run(why + &self.end.evidence()));
         }

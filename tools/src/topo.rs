@@ -63,8 +63,7 @@ fn pid(text: &str) -> Result<Pid, String> {
     match text {
         "self" => Ok(Pid(None)),
         number => {
-            let number =
-                number.parse::<u32>().map_err(|_| "must be a process id, or 'self'".to_owned())?;
+            let number = number.parse::<u32>().map_err(|_| "must be a process id, or 'self'".to_owned())?;
             Ok(Pid(Some(number)))
         }
     }

@@ -108,7 +108,9 @@ impl Visitor {
                 Heard::Client(client) => return Ok(Some(client)),
                 Heard::Needs(bytes) if bytes > self.said.len() && bytes <= LONGEST => self.needs = bytes,
                 Heard::Needs(bytes) => {
-                    return Err(Failure::run(format!("a message of {bytes} bytes: must be at most {LONGEST}")));
+                    return Err(Failure::run(format!(
+                        "a message of {bytes} bytes: must be at most {LONGEST}"
+                    )));
                 }
             }
         }

@@ -146,7 +146,12 @@ fn is_served(program: &str, port: u16, strangers: &[Stranger], waiting: &str) {
 #[test]
 fn a_server_of_rping_survives_strangers() {
     is_served("rping -C 3", 7191, &[Stranger::Unlike], "is not a client: it asks for Uc");
-    is_served("rping -C 3", 7192, &[Stranger::Absent, Stranger::Absent], "other clients were connected before it");
+    is_served(
+        "rping -C 3",
+        7192,
+        &[Stranger::Absent, Stranger::Absent],
+        "other clients were connected before it",
+    );
     is_served("rping -C 3", 7193, &[Stranger::Fickle], "is not a client: it refuses");
     is_served("rping -C 3", 7195, &[Stranger::Trespasses], Stranger::Trespasses.is_told_by());
 }

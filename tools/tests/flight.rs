@@ -445,7 +445,11 @@ fn what_is_no_recording_is_refused_by_name() {
         ),
         (vec!["flight".to_owned(), shown(&empty)], 1, "empty': no file in it is called ferroce-flight..."),
         (vec!["flight".to_owned(), shown(&folder.0.join("none"))], 1, "none': No such file"),
-        (vec!["flight".to_owned(), "4294967295".to_owned()], 1, "process 4294967295 has no visible flight recorder"),
+        (
+            vec!["flight".to_owned(), "4294967295".to_owned()],
+            1,
+            "process 4294967295 has no visible flight recorder",
+        ),
         (vec!["flight".to_owned(), "--last".to_owned(), "0".to_owned()], 2, "--last"),
         (vec!["flight".to_owned(), "--svg".to_owned(), "/no/such/x.svg".to_owned()], 2, "/no/such"),
     ] {

@@ -107,7 +107,9 @@ impl Collectives {
             (Ok(mapped), _) => {
                 let Collectives { host, ports, poller, .. } = self;
                 mapped.free(host, ports, || poller.now())?;
-                Err(Error::Shared { reason: "another rank can't map the shared memory of the others".to_owned() })
+                Err(Error::Shared {
+                    reason: "another rank can't map the shared memory of the others".to_owned(),
+                })
             }
             (Err(error), _) => Err(error),
         };

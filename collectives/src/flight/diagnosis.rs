@@ -461,8 +461,7 @@ impl fmt::Display for Finding {
                 write!(
                     f,
                     "rank {rank} began last in {operations} of {of} operations, {} after another rank on average, {} \
-                     at most, {} \
-                     in all",
+                     at most, {} in all",
                     Time(mean),
                     Time(*most),
                     Time(*all)
@@ -476,7 +475,10 @@ impl fmt::Display for Finding {
                 Time(*most)
             ),
             Finding::RailLeft { ranks: (one, other), rail } => {
-                write!(f, "rail {rail} between ranks {one} and {other} was taken out of use, and is not used again")
+                write!(
+                    f,
+                    "rail {rail} between ranks {one} and {other} was taken out of use, and is not used again"
+                )
             }
             Finding::SlowPort { rank, way, device, bytes_per_second, others } => {
                 let way = match way {

@@ -79,8 +79,7 @@ impl Tree {
             ),
             _ => format!(
                 "the same tree shifted by one rank, or mirrored, so that the leaves of one are inner nodes of the \
-                 other as far as possible: each carries half; \
-                 {crossings} of {} hops cross sockets",
+                 other as far as possible: each carries half; {crossings} of {} hops cross sockets",
                 hops.len()
             ),
         };

@@ -30,7 +30,10 @@ pub(super) fn start(arguments: &[String]) -> Result<&'static sys::Functions, Err
             return Err(Error::Invalid {
                 parameter: PARAMETER,
                 value: quoted(arguments),
-                expected: format!("DPDK accepts arguments once per process, and has received {}", quoted(first)),
+                expected: format!(
+                    "DPDK accepts arguments once per process, and has received {}",
+                    quoted(first)
+                ),
             });
         }
         None => {

@@ -485,7 +485,10 @@ impl Links {
     #[cold]
     fn close_corrupt_outgoing(&mut self, slot: &Slot, index: usize) {
         if let Some(outgoing) = &self.outgoing[index] {
-            warn!("{} has written invalid values into shared memory: no more frames are sent through it", outgoing.who());
+            warn!(
+                "{} has written invalid values into shared memory: no more frames are sent through it",
+                outgoing.who()
+            );
         }
         self.counts.corrupt += 1;
         self.close(slot, index);

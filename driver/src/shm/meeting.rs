@@ -175,7 +175,10 @@ impl Links {
             Ok(ring) => ring,
             Err(error) => {
                 self.counts.corrupt += 1;
-                return warn!("slot {} of {} offers a file that is not a ring: {error}", from.slot, from.address);
+                return warn!(
+                    "slot {} of {} offers a file that is not a ring: {error}",
+                    from.slot, from.address
+                );
             }
         };
         let with = [self.bell.rope(), slot.mailbox()];
@@ -202,7 +205,10 @@ impl Links {
         let rope = Rope::new(rope).filter(|_| is_unix_socket(&mailbox, SocketType::SEQPACKET));
         let Some(rope) = rope else {
             self.routes.set(to, Route::None(Instant::now() + AGAIN));
-            return warn!("slot {} of {} sends a file that is not a bell or not a mailbox", to.slot, to.address);
+            return warn!(
+                "slot {} of {} sends a file that is not a bell or not a mailbox",
+                to.slot, to.address
+            );
         };
         let watch = self.watch(slot, mailbox);
         let how = match (self.icrc, icrc) {

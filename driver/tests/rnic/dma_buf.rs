@@ -148,8 +148,7 @@ fn a_refusing_card_is_named_with_the_remedy() {
             refused(&stub, FileGpu::default(), REMOTE, IOVA).to_string(),
             format!(
                 "ibv_reg_dmabuf_mr of stub0: {told}; the card, its driver or this kernel does not accept memory of a \
-                 GPU (8192 \
-                 bytes of files:0) as a dma-buf: {COPY}"
+                 GPU (8192 bytes of files:0) as a dma-buf: {COPY}"
             )
         );
     }
@@ -193,9 +192,8 @@ fn a_gpu_that_exports_nothing_gives_the_reason() {
     assert_eq!(
         refused(&stub, FileGpu { offset: 0, keeps: true }, REMOTE, IOVA).to_string(),
         format!(
-            "stub0 accesses memory of a GPU through a dma-buf, and there is none: files:0: a dma-buf of its memory: \
-             it has none; \
-             {COPY}"
+            "stub0 accesses memory of a GPU through a dma-buf, and there is none: files:0: a dma-buf of its memory: it \
+             has none; {COPY}"
         )
     );
     // The strict device either has the kernel's udmabuf, or none.

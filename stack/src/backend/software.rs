@@ -174,8 +174,9 @@ fn check_qpns((rest, divisor): (u32, u32), max_qps: u32) -> Result<(), Error> {
     }
     let numbers = (1u64 << 24) / u64::from(divisor);
     if numbers < keys_needed(max_qps) {
-        let expected =
-            format!("fewer queue pairs: this driver leaves the context every {divisor}th number, {numbers} in all");
+        let expected = format!(
+            "fewer queue pairs: this driver leaves the context every {divisor}th number, {numbers} in all"
+        );
         return Err(Error::invalid("max_qps", max_qps, expected));
     }
     Ok(())

@@ -69,12 +69,16 @@ impl WcStatus {
             }
             (WcStatus::RemInvReqErr, false) => "refused by the peer as invalid",
             (WcStatus::RemOpErr, false) => "refused by the peer: it could not carry out the request",
-            (WcStatus::RemAccessErr, true) => "refused here: the peer has no access to the memory that it named",
+            (WcStatus::RemAccessErr, true) => {
+                "refused here: the peer has no access to the memory that it named"
+            }
             (WcStatus::RemInvReqErr, true) => "refused here: the peer's request is invalid",
             (WcStatus::LocLenErr, true) => "refused here: the message is longer than the receive",
             (WcStatus::LocLenErr, false) => "refused here: the response does not have the requested length",
-            (WcStatus::LocProtErr, _) => "refused here: the memory of the work request does not exist, or does not \
-                allow this access",
+            (WcStatus::LocProtErr, _) => {
+                "refused here: the memory of the work request does not exist, or does not \
+                allow this access"
+            }
             (WcStatus::LocQpOpErr, false) => "refused here: the response does not belong to this request",
             (WcStatus::FatalErr, _) => {
                 "failed here: a device, such as the GPU whose memory it names, has failed"

@@ -50,9 +50,8 @@ impl fmt::Display for Feature {
             Feature::RoceV1 => "RoCE v1, which is no UDP",
             Feature::SecondAddress => "another address on a socket; open another socket for it",
             Feature::UnreliableConnectionOfCard => {
-                "UC connections by the connection manager, with an RNIC: the kernel's connection manager only makes \
-                 RC connections; \
-                 Context::handshake connects UC queue pairs"
+                "UC connections by the connection manager, with an RNIC: the kernel's connection manager only makes RC \
+                 connections; Context::handshake connects UC queue pairs"
             }
             Feature::PartitionOfCard => {
                 "connections in another partition than the first, with an RNIC: the kernel chooses"

@@ -500,7 +500,9 @@ fn exchange(member: &mut Member, own: SocketAddr) -> Result<Vec<SocketAddr>, Err
     /// Address and port.
     const ENTRY: usize = 6;
     let IpAddr::V4(address) = own.ip() else {
-        return Err(Failure::run(format!("{own} is not an IPv4 address, which the TCP baseline needs")).into());
+        return Err(
+            Failure::run(format!("{own} is not an IPv4 address, which the TCP baseline needs")).into()
+        );
     };
     let Member { collectives, communicator, .. } = member;
     let mut entries = vec![[0; ENTRY]; communicator.size() as usize];

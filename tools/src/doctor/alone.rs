@@ -35,7 +35,9 @@ pub(super) fn checks(
         (Some(said), _) => [
             Check::ok(
                 UDP,
-                format!("its connection manager, asked for port {UNUSED_PORT}, {said}: both directions are open"),
+                format!(
+                    "its connection manager, asked for port {UNUSED_PORT}, {said}: both directions are open"
+                ),
             ),
             Check::ok(ICRC, "right in both directions: it answers, and its answer is right"),
         ],
@@ -120,9 +122,8 @@ fn marks(answer: Option<&CmAnswer>) -> Check {
 
 /// The possible causes if no RoCE packet comes back, the most likely one first.
 fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: bool) -> String {
-    let nat = "a NAT on the path makes the ICRC wrong, which covers addresses and ports: exclude UDP port 4791 from \
-        it (`nft \
-               insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
+    let nat = "a NAT on the path makes the ICRC wrong, which covers addresses and ports: exclude UDP port 4791 from it \
+        (`nft insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
     let firewall = format!("a firewall there or on the path: {LET_THROUGH}");
     let device = format!(
         "does a program with a connection manager run there, or is there a RoCE device for {peer} (`rdma link`) and \

@@ -85,7 +85,9 @@ impl DoctorControl {
             let mut answer = [0];
             self.read_exact(&mut answer)?;
             if answer != [GO_ON] {
-                return Err(Failure::run("the other end closed the connection in the middle of a control message"));
+                return Err(Failure::run(
+                    "the other end closed the connection in the middle of a control message",
+                ));
             }
         }
         Ok(())
@@ -146,7 +148,10 @@ impl DoctorControl {
     fn patience(&self) -> Result<Duration, Failure> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Failure::run(format!("the other end has not answered within {:?}", self.limits.whole)));
+            return Err(Failure::run(format!(
+                "the other end has not answered within {:?}",
+                self.limits.whole
+            )));
         }
         Ok(left.min(self.limits.answer))
     }

@@ -175,10 +175,7 @@ impl LiveContext {
             sent.total, received.total, sent.lately, received.lately
         ));
         if self.now.label("driver") == Some("ibverbs") {
-            return Check::not_checked(
-                NAME,
-                self.named("the card counts its packets itself (`ethtool -S`)"),
-            );
+            return Check::not_checked(NAME, self.named("the card counts its packets itself (`ethtool -S`)"));
         }
         // The metrics of another process may overflow.
         let lately = sent.lately.saturating_add(received.lately);

@@ -119,7 +119,11 @@ pub(super) fn interface_check(capabilities: &Capabilities, interface: &Interface
         return Check::failed(NAME, format!("{row}; it is down"), format!("`ip link set {name} up`"));
     }
     if !interface.carrier {
-        return Check::failed(NAME, format!("{row}; no carrier"), "plug in the cable, or set up its other end");
+        return Check::failed(
+            NAME,
+            format!("{row}; no carrier"),
+            "plug in the cable, or set up its other end",
+        );
     }
     if path_mtu < Some(PathMtu::Mtu1024) {
         return Check::note(NAME, row, format!("`ip link set {name} mtu 1500`, for path MTU 1024"));
@@ -223,9 +227,8 @@ pub(super) fn next_hop(interface: &str, peer: IpAddr, interrupt: &Interrupt) -> 
 }
 
 /// The remedy if this host's own packet filter drops packets.
-pub(super) const OWN_FILTER: &str = "the packet filter of this host: exclude UDP port 4791 from the rule that drops \
-    it (`iptables -S OUTPUT`, or a \
-                                     chain of output in `nft list ruleset`)";
+pub(super) const OWN_FILTER: &str = "the packet filter of this host: exclude UDP port 4791 from the rule that drops it \
+    (`iptables -S OUTPUT`, or a chain of output in `nft list ruleset`)";
 /// The remedy for a rule that drops; a rule in another table that accepts does not override it.
 pub(super) const LET_THROUGH: &str = "`nft list ruleset` and `iptables -S` show the rule that drops; exclude UDP port \
     4791 from it, or insert `udp dport 4791 accept` above it in the same chain";

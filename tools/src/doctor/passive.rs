@@ -93,7 +93,12 @@ fn no_sign_of_life(peer: IpAddr, tcp_port: u16) -> Check {
 /// Whether TCP works in both directions.
 fn far_end(peer: &str, tcp_port: u16, interrupt: &Interrupt) -> Result<Check, Failure> {
     let refused = match tcp::try_connect(peer, tcp_port, interrupt) {
-        Ok(_) => return Ok(Check::ok(FAR_END, format!("TCP port {tcp_port} answers: TCP passes in both directions"))),
+        Ok(_) => {
+            return Ok(Check::ok(
+                FAR_END,
+                format!("TCP port {tcp_port} answers: TCP passes in both directions"),
+            ));
+        }
         Err(refused) => refused,
     };
     interrupt.check()?;
@@ -116,8 +121,7 @@ fn mute(Mute { pid, why }: &Mute) -> Check {
         format!("the context of pid {pid} does not report its counters: {why}"),
         format!(
             "a context works only while its program polls it: check whether the program is stopped or hangs (`ps -o \
-             stat,wchan,cmd -p \
-             {pid}`); its peers receive no acknowledgements meanwhile"
+             stat,wchan,cmd -p {pid}`); its peers receive no acknowledgements meanwhile"
         ),
     )
 }
@@ -175,8 +179,7 @@ fn unchecked(is_held: bool) -> Check {
     let cure = match is_held {
         true => {
             "`--active`, which shares the port with ferroce programs of the same user; otherwise check again while it \
-             is free, \
-             or from another address of this host: `-d udp:ADDRESS`"
+             is free, or from another address of this host: `-d udp:ADDRESS`"
         }
         false => "the same without --passive",
     };

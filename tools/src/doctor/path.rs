@@ -157,8 +157,7 @@ impl Way<'_> {
                 format!("none of {sent} packets from {from} to {to} arrives"),
                 format!(
                     "a firewall at {to} (chains of input), here (output) or on a router on the path (forward): \
-                     {LET_THROUGH}; and see \
-                     `ip route get {to}`"
+                     {LET_THROUGH}; and see `ip route get {to}`"
                 ),
             );
         }
@@ -177,7 +176,7 @@ impl Way<'_> {
         let mut cures = Vec::new();
         if came < sent {
             seen += &match loss * 100.0 {
-                0.0 => ": packets of one kind never do".to_owned(),
+                0.0 => ": the others are of kinds that never arrive".to_owned(),
                 percent => format!(": about {percent:.2} % are lost at random"),
             };
             cures.push(
@@ -197,8 +196,10 @@ impl Way<'_> {
         }
         if repeated > 0 {
             seen += &format!("; {repeated} ({:.2} %) arrive twice", repeated_share * 100.0);
-            cures.push("look for a device that copies packets: a loop of switches or bridges, a mirror port, a tap \
-                that sends");
+            cures.push(
+                "look for a device that copies packets: a loop of switches or bridges, a mirror port, a tap \
+                that sends",
+            );
         }
         if cures.is_empty() {
             return Check::ok(name, seen);
@@ -242,8 +243,7 @@ impl Way<'_> {
             "stop the rewriting of IPv4 headers on the path: scrubbing in a firewall, a tunnel that clears DF"
         } else {
             "look for a device that changes packets on the path (a proxy, a tunnel, a faulty link): capture at both \
-             ends, \
-             and compare with `ferroce dissect`"
+             ends, and compare with `ferroce dissect`"
         };
         Check::failed(name, seen, cure)
     }
@@ -317,7 +317,8 @@ impl Way<'_> {
             )
         } else {
             format!(
-                "both interfaces have a large enough MTU, so a link on the path has not: raise the MTU of every \
+                "both interfaces have a large enough MTU, so a link on the path has a smaller one: raise the MTU of \
+                 every \
                  router and switch to {needed} or more (`ip link set DEV mtu {}`){smaller}",
                 self.from.mtu
             )

@@ -50,8 +50,7 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
         counters: &["req_transport_retries_exceeded", "req_rnr_retries_exceeded"],
         what: "work requests have exceeded their retries",
         cure: "the peer has ended or stopped, or packets of that length do not arrive there: see `path MTU` and `next \
-            hop` here, \
-               and `ferroce stat` at the peer",
+            hop` here, and `ferroce stat` at the peer",
         severity: Severity::Fails,
     },
     Symptom {
@@ -83,9 +82,8 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
         counters: &["rx_dropped", "tx_dropped", "bad_descriptors"],
         what: "the port loses packets",
         cure: "over 1 % of a second's packets fail the check: this end is too slow for the packets that arrive: use a \
-            dedicated core (--core), fewer outstanding bytes at the peer, or PFC; for a socket whose receive buffer \
-            is below 4 MiB (`ferroce devinfo -d`) \
-               `sysctl -w net.core.rmem_max=8388608`",
+            dedicated core (--core), fewer outstanding bytes at the peer, or PFC; for a socket whose receive buffer is \
+            below 4 MiB (`ferroce devinfo -d`) `sysctl -w net.core.rmem_max=8388608`",
         severity: Severity::FailsAboveShare,
     },
     Symptom {

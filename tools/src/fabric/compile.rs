@@ -117,9 +117,11 @@ impl Description {
         match (allreduce, traffic.is_empty()) {
             (Some(allreduce), true) => allreduce.check(topology, control, time),
             (None, false) => Ok(()),
-            (Some(_), false) => {
-                Err(Wrong::new("traffic", "beside [allreduce]", "left out: an [allreduce] must be the only traffic"))
-            }
+            (Some(_), false) => Err(Wrong::new(
+                "traffic",
+                "beside [allreduce]",
+                "left out: an [allreduce] must be the only traffic",
+            )),
             (None, true) => Err(Wrong::new("traffic", "none", "at least one [[traffic]], or an [allreduce]")),
         }
     }
@@ -206,8 +208,7 @@ impl SwitchSection {
         match self.xoff {
             _ if !self.pfc => Ok(()),
             Some(xoff) if xoff <= offset => {
-                let right =
-                    format!("more than xon-offset, {offset}: a pause ends that far below xoff");
+                let right = format!("more than xon-offset, {offset}: a pause ends that far below xoff");
                 Err(Wrong::new("switches.xoff", xoff, right))
             }
             None if offset.0 as f64 >= self.alpha * self.buffer.0 as f64 => {

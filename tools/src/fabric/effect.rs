@@ -28,8 +28,10 @@ pub(crate) fn check(runs: &[Effect<'_>]) -> Result<(), Wrong> {
     if let Some(run) = runs.first().filter(|run| run.settings.kmin.is_some())
         && runs.iter().all(|run| run.marks_nothing())
     {
-        let right =
-            format!("less than the longest queue of a port, {}: otherwise no packet is marked", run.memory.queue);
+        let right = format!(
+            "less than the longest queue of a port, {}: otherwise no packet is marked",
+            run.memory.queue
+        );
         return Err(Wrong::new("kmin", run.settings.kmin.unwrap_or_default(), right));
     }
     let given: Vec<Vec<(String, String)>> = runs.iter().map(|run| options::given(run.settings)).collect();

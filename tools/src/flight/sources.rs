@@ -165,9 +165,8 @@ impl Sources {
 /// their number.
 pub(super) fn dump(folder: &Path, named: &[PathBuf]) -> Result<usize, Failure> {
     let pid = |source: &PathBuf| {
-        process(source).ok_or_else(|| {
-            Failure::usage(format!("{}: with --dump must be a process id", shown(source)))
-        })
+        process(source)
+            .ok_or_else(|| Failure::usage(format!("{}: with --dump must be a process id", shown(source))))
     };
     let pids: Vec<u32> = named.iter().map(pid).collect::<Result<_, _>>()?;
     if !folder.is_dir() {

@@ -108,8 +108,10 @@ fn sort(incoming: &mut Incoming, messages: &mut VecDeque<PerfMessage>) -> Result
                 return Err(Failure::run(format!("the other end failed: {}", legible(&reason))));
             }
             _ if messages.len() == MAX_WAITING => {
-                return Err(Failure::run(format!("the other end sent more than {MAX_WAITING} messages that were not \
-                    expected")));
+                return Err(Failure::run(format!(
+                    "the other end sent more than {MAX_WAITING} messages that were not \
+                    expected"
+                )));
             }
             other => messages.push_back(other),
         }

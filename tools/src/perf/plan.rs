@@ -122,7 +122,10 @@ impl Plan {
         ];
         for (what, value, least, most) in limits {
             if value < least || value > most {
-                return Err(Failure::usage(format!("{what} {value}: must be {least} to {most} for {}", self.name())));
+                return Err(Failure::usage(format!(
+                    "{what} {value}: must be {least} to {most} for {}",
+                    self.name()
+                )));
             }
         }
         self.check_combination()
@@ -138,8 +141,14 @@ impl Plan {
         };
         let (name, test) = (service.name(), self.name());
         let refused = [
-            (!is_on, format!("-c {name}: does not support {test}; RC supports all, UC WRITE and SEND, UD SEND")),
-            (self.check && !self.is_reliable(), format!("--check: needs -c RC, because {name} may lose messages")),
+            (
+                !is_on,
+                format!("-c {name}: does not support {test}; RC supports all, UC WRITE and SEND, UD SEND"),
+            ),
+            (
+                self.check && !self.is_reliable(),
+                format!("--check: needs -c RC, because {name} may lose messages"),
+            ),
             (
                 self.selective_repeat && !self.is_reliable(),
                 format!("--selective-repeat: needs -c RC, because {name} does not retransmit"),

@@ -234,7 +234,9 @@ impl PerfReport {
             say!("{lost} messages lost")?;
         }
         if let Some(lost) = sum(|result| result.lost_messages_at_least) {
-            say!("{lost} messages lost, by their first packets: for a WRITE over UC no other packets are counted")?;
+            say!(
+                "{lost} messages lost, by their first packets: for a WRITE over UC no other packets are counted"
+            )?;
         }
         let is_unknown =
             |result: &Measurement| result.lost_messages.or(result.lost_messages_at_least).is_none();

@@ -174,7 +174,9 @@ fn serve_lap(
 ) -> Result<(), Failure> {
     if messages.len() != session.lanes.len() {
         let (theirs, ours) = (messages.len(), session.lanes.len());
-        return Err(Failure::run(format!("the client counts messages of {theirs} queue pairs: must be {ours}")));
+        return Err(Failure::run(format!(
+            "the client counts messages of {theirs} queue pairs: must be {ours}"
+        )));
     }
     session.settle()?;
     session.prepare(number, messages)?;

@@ -223,10 +223,7 @@ impl fmt::Display for Comparison {
             more(f, self.receivers.len())?;
         }
         if self.senders.iter().any(|sender| sender.is_unknown()) {
-            writeln!(
-                f,
-                "  qp ?: the queue pair of the sender and its CNPs are unknown; give --pair"
-            )?;
+            writeln!(f, "  qp ?: the queue pair of the sender and its CNPs are unknown; give --pair")?;
         }
         if self.packets_left_out > 0 {
             writeln!(

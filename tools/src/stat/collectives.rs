@@ -30,11 +30,11 @@ const OF_PEERS: [(&str, &str, Pick); 7] = [
     ("received_bytes", "Bytes of elements received from the peer.", |peer| peer.received_bytes),
     ("chunk_bytes", "Bytes of elements sent to the peer in chunks.", |peer| peer.chunk_bytes),
     ("sending_ns", "Time in which chunks to the peer were outstanding.", |peer| nanos(peer.sending)),
-    ("waited_ns", "Time spent waiting for data from the peer.", |peer| {
-        nanos(peer.waited)
-    }),
+    ("waited_ns", "Time spent waiting for data from the peer.", |peer| nanos(peer.waited)),
     ("late", "Operations that the peer was the last to begin, significantly late.", |peer| peer.late),
-    ("late_ns", "Time by which the peer began these operations later than this rank.", |peer| nanos(peer.late_by)),
+    ("late_ns", "Time by which the peer began these operations later than this rank.", |peer| {
+        nanos(peer.late_by)
+    }),
 ];
 
 impl fmt::Display for Part<'_> {

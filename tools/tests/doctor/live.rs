@@ -222,5 +222,5 @@ fn a_port_that_somebody_else_has() {
     drop(socket);
     let found = way.check(PEER[0]);
     assert_eq!(found.report["mode"], "active");
-    assert!(found.report["why"].as_str().unwrap().contains("nobody else"), "{:#?}", found.report);
+    assert!(found.report["why"].as_str().unwrap().contains("no other program"), "{:#?}", found.report);
 }

@@ -48,7 +48,9 @@ fn a_setting_without_effect_is_refused() {
         ),
         (
             "fabric incast --pfc off --buffer 8MB --kmin 5MB --kmax 6MB",
-            &["--kmin 5MB: must be less than the longest queue of a port, 4MB: otherwise no packet is marked"],
+            &[
+                "--kmin 5MB: must be less than the longest queue of a port, 4MB: otherwise no packet is marked",
+            ],
         ),
         (
             "fabric incast --ecn off --kmin 100KB",
@@ -60,10 +62,7 @@ fn a_setting_without_effect_is_refused() {
         ),
         ("fabric incast --congestion off --cnp-interval 4us", &["--cnp-interval 4us: must be left out"]),
         ("fabric incast --pfc off --headroom 100KB", &["--headroom 100KB: must be left out", "PFC is off"]),
-        (
-            "fabric incast --xoff 100KB --alpha 0.5",
-            &["--alpha 0.5: must be left out", "xoff is set instead"],
-        ),
+        ("fabric incast --xoff 100KB --alpha 0.5", &["--alpha 0.5: must be left out", "xoff is set instead"]),
         ("fabric incast --xoff 10KB", &["--xoff 10KB: must be more than xon-offset, 18KiB"]),
         ("fabric incast --xon-offset 8MiB", &["--xon-offset 8MiB: must be less than 4MiB"]),
         ("fabric incast --lossy-alpha 0.5", &["--lossy-alpha 0.5: must be left out", "PFC is on"]),
@@ -216,7 +215,11 @@ fn file_settings_without_effect_are_noted() {
     let file = folder.file("nothing.toml");
     let base = "[topology.dumbbell]\nleft = 2\nright = 2\n[switches]\nSWITCHES\n[[traffic]]\npattern = \"incast\"\nto = 0\nbytes = \"1KB\"\nhosts = \"HOSTS\"\n";
     for (switches, hosts, words) in [
-        ("convergence = \"1ms\"", "1-3", "note      convergence = 1ms has no effect: there is no [[failure]]"),
+        (
+            "convergence = \"1ms\"",
+            "1-3",
+            "note      convergence = 1ms has no effect: there is no [[failure]]",
+        ),
         (
             "watchdog = \"10s\"",
             "1-3",

@@ -42,11 +42,7 @@ impl Software {
         let peers = qps.iter().filter_map(|qp| Some((qp.address.as_ref()?.gid, qp.path_mtu()?)));
         metrics.push_port(port, peers);
         if let (slot, 2..) = capabilities.comm_ids {
-            metrics.push_gauge(
-                "port_slot",
-                "Slot of the context among those of its address.",
-                slot.into(),
-            );
+            metrics.push_gauge("port_slot", "Slot of the context among those of its address.", slot.into());
         }
         self.push_reactions(&mut metrics);
         metrics.push_program(&self.program_counters);

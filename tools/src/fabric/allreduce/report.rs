@@ -77,8 +77,10 @@ impl Case {
         write_columns(text, &rows);
         if sizes.iter().flat_map(|size| &size.cells).any(|cell| matches!(cell.simulated, Simulated::Above(_)))
         {
-            text.push_str("> not simulated: the bytes over the link of a rank alone take longer than another \
-                algorithm did\n");
+            text.push_str(
+                "> not simulated: the bytes over the link of a rank alone take longer than another \
+                algorithm did\n",
+            );
         }
         let needed = sizes.iter().flat_map(|size| &size.cells).filter_map(|cell| match cell.simulated {
             Simulated::TooMuch(bytes) => Some(bytes),

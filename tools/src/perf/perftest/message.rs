@@ -67,11 +67,7 @@ impl Version {
             format!("'{}' in place of perftest's version, as 6.06 and zeros", message.escape_ascii())
         })?;
         if version < Version::OLDEST || version > Version::NEWEST {
-            return Err(format!(
-                "perftest {version}: must be {} to {}",
-                Version::OLDEST,
-                Version::NEWEST
-            ));
+            return Err(format!("perftest {version}: must be {} to {}", Version::OLDEST, Version::NEWEST));
         }
         Ok(version)
     }
