@@ -155,7 +155,7 @@ pub enum Cause {
         how: String,
     },
     /// Another rank has failed and notified this one.
-    #[error("rank {origin} gave up first: {reason}")]
+    #[error("rank {origin} failed first: {reason}")]
     Aborted {
         /// Which.
         origin: u32,

@@ -218,7 +218,7 @@ fn invalid_requests_are_refused_before_the_card_is_called() {
     );
     assert_eq!(
         refused(&stub, FileGpu { offset: 0x1230, keeps: false }, REMOTE, IOVA).to_string(),
-        "iova = 0x70001000: 560 modulo 4096, as the memory's place in its dma-buf is; register_at takes one"
+        "iova = 0x70001000: 560 modulo 4096, like the memory's place in its dma-buf; register_at sets the iova"
     );
     assert!(stub.dma_bufs().is_empty());
 }

@@ -47,7 +47,7 @@ impl fmt::Display for Feature {
         f.write_str(match self {
             Feature::Flush => "FLUSH, which its Config turns off or an RNIC lacks",
             Feature::AtomicWrite => "ATOMIC WRITE, which its Config turns off or an RNIC lacks",
-            Feature::RoceV1 => "RoCE v1, which is no UDP",
+            Feature::RoceV1 => "RoCE v1, which does not use UDP",
             Feature::SecondAddress => "another address on a socket; open another socket for it",
             Feature::UnreliableConnectionOfCard => {
                 "UC connections by the connection manager, with an RNIC: the kernel's connection manager only makes RC \
