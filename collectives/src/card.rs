@@ -123,9 +123,9 @@ impl Card {
         let pairs: [(_, _, _, Name<'_>); 5] = [
             ("chunk_bytes", self.chunk_bytes, other.chunk_bytes, &number),
             ("eager_bytes", self.eager_bytes, other.eager_bytes, &number),
-            ("the algorithm that is forced", self.algorithm, other.algorithm, &algorithm),
+            ("the forced algorithm", self.algorithm, other.algorithm, &algorithm),
             ("shared_memory", self.shared_memory, other.shared_memory, &shared_memory),
-            ("the model that is given", self.has_model, other.has_model, &is_given),
+            ("the given model", self.has_model, other.has_model, &is_given),
         ];
         for (what, ours, theirs, name) in pairs {
             if ours != theirs {
@@ -134,7 +134,7 @@ impl Card {
             }
         }
         if self.byte_order != other.byte_order {
-            return Some(format!("the byte order of rank {rank} is not that of rank {peer}"));
+            return Some(format!("the byte orders of rank {rank} and rank {peer} differ"));
         }
         None
     }

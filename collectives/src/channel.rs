@@ -591,7 +591,7 @@ impl Channel {
         let ahead = usize::from(number.wrapping_sub(due));
         if ahead + arrivals.len() >= limits.depth as usize || (ahead > 0 && self.paths.len() == 1) {
             return Ok(News::Broken(format!(
-                "message {number} (modulo 256), where {due} was due, {} were not taken, and {} may be",
+                "message {number} (modulo 256) instead of {due}, {} were not consumed, at most {} may be",
                 arrivals.len(),
                 limits.depth
             )));
@@ -600,7 +600,7 @@ impl Channel {
             self.early.push_back(None);
         }
         match &mut self.early[ahead] {
-            Some(_) => return Ok(News::Broken(format!("message {number} (modulo 256) came twice"))),
+            Some(_) => return Ok(News::Broken(format!("message {number} (modulo 256) arrived twice"))),
             none => *none = Some(Raw { place, bytes: wc.byte_len }),
         }
         Ok(News::None)
@@ -708,7 +708,7 @@ impl Channel {
             return News::None;
         }
         if new as usize > self.untaken.len() {
-            return News::Broken(format!("it has taken {new} messages of {}", self.untaken.len()));
+            return News::Broken(format!("it has consumed {new} messages of {}", self.untaken.len()));
         }
         for _ in 0..new {
             let room = self.untaken.pop_front();

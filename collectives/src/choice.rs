@@ -409,9 +409,9 @@ pub(crate) fn explain(
     });
     let mut reason = match why {
         Why::Forced => "which an option forces".to_owned(),
-        Why::SharesMemory => "for the ranks share memory: no packet is as quick".to_owned(),
+        Why::SharesMemory => "because the ranks share memory, which is faster than packets".to_owned(),
         Why::OnDevice => {
-            "for a rank's device reduces: along a ring copies, wire and reductions overlap".to_owned()
+            "because a rank's device reduces: in a ring, copies, transfers and reductions overlap".to_owned()
         }
         Why::RoundsOnce => "the cheapest that rounds the sum of all elements once".to_owned(),
         Why::Cheapest => "the cheapest by the model".to_owned(),

@@ -43,8 +43,8 @@ pub enum Error {
     },
     /// Rank 0 can't be reached.
     #[error(
-        "rank {rank}: nobody listens at the bootstrap address {address} after {waited:?}: {source} (rank 0 is not there, or \
-         all ranks have met and gone on)"
+        "rank {rank}: no process listens at the bootstrap address {address} after {waited:?}: {source} (rank 0 has \
+         not started, or all ranks have already joined)"
     )]
     Connect {
         /// The rank that tried.
@@ -110,7 +110,7 @@ pub enum Error {
     #[error("the runner has ended")]
     Ended,
     /// The handle of a communicator, request or buffer that does not exist or has ended.
-    #[error("{what}: no such handle here, or not any more")]
+    #[error("{what}: this handle does not exist, or was destroyed")]
     InvalidHandle {
         /// `communicator`, `request` or `buffer`.
         what: &'static str,
@@ -155,7 +155,7 @@ pub enum Cause {
         how: String,
     },
     /// Another rank has failed and notified this one.
-    #[error("rank {origin} gave up first: {reason}")]
+    #[error("rank {origin} failed first: {reason}")]
     Aborted {
         /// Which.
         origin: u32,
@@ -165,7 +165,7 @@ pub enum Cause {
         reason: String,
     },
     /// All ranks answer, but there is no progress.
-    #[error("nothing has moved for {waited:?}, though all answer: {waits_for}")]
+    #[error("no progress for {waited:?}, although all ranks answer: {waits_for}")]
     Stalled {
         /// How long.
         waited: Duration,

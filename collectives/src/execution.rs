@@ -610,7 +610,7 @@ impl Execution {
         if arrival.bytes as usize != self.bytes(len) || arrival.from.is_none() != lands {
             let way = |lands| if lands { "to its place" } else { "to be combined" };
             let problem = format!(
-                "{} bytes {}, where {} bytes {} were due",
+                "{} bytes {} instead of {} bytes {}",
                 arrival.bytes,
                 way(arrival.from.is_none()),
                 self.bytes(len),

@@ -438,7 +438,7 @@ impl Operation {
             let expected = format!("an integer from {least} to {most}, for elements of type {data_type}");
             return Err(Error::invalid("factor", factor, expected));
         }
-        let too_many = || Error::invalid("count", count, "elements whose bytes are fewer than 2^63");
+        let too_many = || Error::invalid("count", count, "elements of less than 2^63 bytes in all");
         let all = |counts: &Option<Vec<usize>>| match counts {
             Some(counts) => {
                 counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count)).ok_or_else(too_many)
@@ -492,7 +492,7 @@ impl Operation {
         if self.kind == Kind::AllToAll || (from.offset, to.offset) != (from_due, to_due) {
             let value = format!("at byte {} of the buffer, the input at byte {}", to.offset, from.offset);
             let expected = match self.kind {
-                Kind::AllToAll => "other memory than the input: all_to_all can't be in place".to_owned(),
+                Kind::AllToAll => "memory other than the input: all_to_all can't be in place".to_owned(),
                 _ => format!(
                     "no overlap, or in place: the output at byte {to_due}, the input at byte {from_due}"
                 ),

@@ -104,7 +104,7 @@ fn distribute(streams: &mut [TcpStream], table: &[u8], deadline: Instant) -> Res
         let Some((peer, sent)) = waiting else { return Ok(()) };
         if Instant::now() >= deadline {
             let problem =
-                format!("it has taken {sent} of the {} bytes that tell it of the others", table.len());
+                format!("it has accepted {sent} of the {} bytes that describe the other ranks", table.len());
             return Err(broken(0, peer, problem));
         }
         if !moved {

@@ -410,8 +410,8 @@ fn a_device_that_hangs_is_named_by_its_rank() {
     let found = &Diagnosis::all(&recordings)[0].findings;
     assert!(matches!(&found[..], [Finding::Hangs { rank: 0, why: Why::Device, .. }]), "{found:?}");
     for (rank, (outcome, _)) in outcomes.iter().enumerate() {
-        let names =
-            outcome.contains("the device of rank 0 has failed: nothing that it was given has ended for ");
+        let names = outcome
+            .contains("the device of rank 0 has failed: none of its copies and reductions has ended for ");
         assert!(names, "rank {rank}: {outcome}");
     }
 }

@@ -359,7 +359,7 @@ fn a_dump_does_not_follow_links() {
     for cut in (100..bytes.len()).step_by(997).chain([256, bytes.len() - 1]) {
         assert!(Recording::parse(&bytes[..cut]).unwrap_err().to_string().contains("cut off"), "{cut}");
     }
-    assert!(Recording::parse(b"no recording").unwrap_err().to_string().contains("does not begin as one"));
+    assert!(Recording::parse(b"no recording").unwrap_err().to_string().contains("does not begin like one"));
 }
 
 #[test]

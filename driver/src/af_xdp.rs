@@ -180,9 +180,9 @@ impl AfXdp {
         if let Some(queue) = config.queue.filter(|_| interface.rx_queues > 1) {
             warn!(
                 interface = interface.name,
-                "only RoCE frames that the device steers to queue {} of {} arrive here: by a rule for this context's \
-                 address, `ethtool -N {} flow-type udp4 dst-ip ADDRESS dst-port 4791 action {}` (a veth keeps the \
-                 sender's queue), or hear all queues, as a port without a queue number does",
+                "only RoCE frames that the device steers to queue {} of {} arrive here: by a rule for the address of \
+                 this context, `ethtool -N {} flow-type udp4 dst-ip ADDRESS dst-port 4791 action {}` (a veth keeps \
+                 the sender's queue), or use all queues: a port without a queue number",
                 queue,
                 interface.rx_queues,
                 interface.name,
@@ -272,7 +272,10 @@ impl AfXdp {
                 let Some(slot) = slots.peek() else { break };
                 let buffer = slots.buffer(slot, frames, max_frame);
                 let Some(len) = source.write(buffer) else { break };
-                assert!((1..=max_frame).contains(&len), "a frame of {len} bytes; at most {max_frame} fit");
+                assert!(
+                    (1..=max_frame).contains(&len),
+                    "a frame of {len} bytes: must be at most {max_frame}"
+                );
                 let queue = if *sending == 1 { 0 } else { spread(&buffer[..len], *sending) };
                 descriptors += queues[queue].load(slots, slot, len, frames);
                 stats.tx_frames += 1;
@@ -495,8 +498,8 @@ fn register(layout: &Layout, interface: &Interface) -> Result<(Frames, Vec<Frame
                     interface: interface.name.clone(),
                     capability: "more locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK",
                     cure: format!(
-                        "{kib} KiB are needed on top of what this user has locked already: CAP_IPC_LOCK, a higher `ulimit -l`, or \
-                         lower rx_frames and tx_frames"
+                        "{kib} KiB are needed in addition to the memory that this user has already locked: \
+                         CAP_IPC_LOCK, a higher `ulimit -l`, or lower rx_frames and tx_frames"
                     ),
                 }
             }
@@ -569,7 +572,7 @@ fn permission(what: &'static str, interface: &str, capability: &'static str) -> 
     let missing: Vec<_> =
         needed.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| *name).collect();
     let missing = if missing.is_empty() {
-        "the process has them in its own user namespace only".to_owned()
+        "the process has them only in its own user namespace".to_owned()
     } else {
         format!("the process lacks {}", missing.join(", "))
     };

@@ -294,7 +294,7 @@ impl Dpdk {
                     let len = head_len + pinned.len() + tail_len;
                     assert!(
                         head_len <= HEAD_ROOM && tail_len <= TAIL_MAX && len <= max_frame,
-                        "{head_len} + {} + {tail_len} bytes; at most {max_frame} fit",
+                        "{head_len} + {} + {tail_len} bytes: must be at most {max_frame}",
                         pinned.len()
                     );
                     self.heads.used();
@@ -312,7 +312,7 @@ impl Dpdk {
                 head_len
             }
         };
-        assert!((1..=max_frame).contains(&len), "a frame of {len} bytes; at most {max_frame} fit");
+        assert!((1..=max_frame).contains(&len), "a frame of {len} bytes: must be at most {max_frame}");
         self.spare.used();
         // SAFETY: the buffer belongs to the driver, and this many bytes of it are written.
         unsafe { (self.port.shim.set_length)(buffer.mbuf, len as u16) };

@@ -56,7 +56,7 @@ pub enum Error {
     },
     /// Another process uses the queue.
     #[error(
-        "queue {queue} of '{interface}' is in use by another AF_XDP socket{}; stop that process or take another queue",
+        "queue {queue} of '{interface}' is in use by another AF_XDP socket{}; stop that process or use another queue",
         holder::there(holders)
     )]
     QueueBusy {
@@ -69,8 +69,8 @@ pub enum Error {
     },
     /// The interface has another XDP program, which is not replaced.
     #[error(
-        "'{interface}' already has the XDP program '{program}' (id {id}), which is not ferroce's; stop its owner, \
-         or take it off with `ip link set {interface} xdp off`"
+        "'{interface}' already has the XDP program '{program}' (id {id}), which is not ferroce's; stop its owner, or \
+         detach it with `ip link set {interface} xdp off`"
     )]
     ForeignProgram {
         /// The interface.
@@ -127,8 +127,8 @@ pub enum Error {
     },
     /// Another process or the kernel receives the RoCE packets to the address.
     #[error(
-        "UDP port {port} of {address} is in use by {}; {}stop it or take another address",
-        holder.as_ref().map_or("somebody who can't be told".to_owned(), ToString::to_string),
+        "UDP port {port} of {address} is in use by {}; {}stop it or use another address",
+        holder.as_ref().map_or("an unknown process".to_owned(), ToString::to_string),
         holder.as_ref().map_or(String::new(), |holder| holder.why_not_shared(*address))
     )]
     PortInUse {
@@ -149,7 +149,7 @@ pub enum Error {
     },
     /// Another process on the same address listens for the service.
     #[error(
-        "service {service:#x} (port {}) of {of} is another process's{}; take another port",
+        "service {service:#x} (port {}) of {of} is in use by another process{}; use another port",
         service & 0xffff,
         if *pid == 0 { String::new() } else { format!(" (pid {pid})") }
     )]
@@ -162,7 +162,7 @@ pub enum Error {
         pid: u32,
     },
     /// The driver can't do this.
-    #[error("the {driver} driver has no means of {what}")]
+    #[error("the {driver} driver does not support {what}")]
     Unsupported {
         /// The driver.
         driver: &'static str,
@@ -232,7 +232,7 @@ pub enum Error {
     },
     /// A GPU does not export its memory as a dma-buf, which an RNIC needs.
     #[error(
-        "{card} reaches memory of a GPU by a dma-buf, and there is none: {source}; {}",
+        "{card} accesses memory of a GPU through a dma-buf, and there is none: {source}; {}",
         rnic::COPY_INSTEAD
     )]
     NoDmaBuf {

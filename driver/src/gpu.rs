@@ -267,7 +267,7 @@ impl Span {
         match block.as_any().downcast_ref::<B>().filter(|_| is_own) {
             Some(block) => block,
             None => panic!(
-                "a piece of memory of another device, or of another handle of it, in a queue of {}",
+                "memory of another device, or of another handle of it, in a queue of {}",
                 device.name()
             ),
         }

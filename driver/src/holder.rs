@@ -119,7 +119,8 @@ impl Holder {
             _ if self.is_kernel => String::new(),
             user if user != own => {
                 format!(
-                    "it is user {user}'s, this process user {own}'s, and an address is shared by processes of one user; "
+                    "it belongs to user {user}, this process to user {own}, and only processes of one user share an \
+                     address; "
                 )
             }
             _ => format!(

@@ -430,14 +430,14 @@ impl Stats {
         } = *self;
         [
             ("rx_packets", "Frames that the driver has received.", rx_frames),
-            ("rx_bytes", "Bytes of those.", rx_bytes),
-            ("rx_dropped", "Frames lost on the way in: no buffer, ring full.", rx_dropped),
+            ("rx_bytes", "Bytes of these frames.", rx_bytes),
+            ("rx_dropped", "Received frames that were lost: no buffer, ring full.", rx_dropped),
             ("tx_packets", "Frames that the driver has sent.", tx_frames),
-            ("tx_bytes", "Bytes of those.", tx_bytes),
+            ("tx_bytes", "Bytes of these frames.", tx_bytes),
             ("tx_dropped", "Frames that the port failed to send.", tx_dropped),
             (
                 "handed_on",
-                "Frames for another process on the address, which were handed on to it.",
+                "Frames for another process on the address, which were passed on to it.",
                 handed_on,
             ),
             ("tx_by_memory", "Frames sent to another process of this host by shared memory.", tx_by_memory),
@@ -447,7 +447,7 @@ impl Stats {
                 rx_by_memory,
             ),
             ("without_icrc", "Frames sent and received by shared memory without an ICRC.", without_icrc),
-            ("bad_descriptors", "Ring entries that name no buffer which the device had.", bad_descriptors),
+            ("bad_descriptors", "Ring entries that name no buffer of the device.", bad_descriptors),
         ]
         .into_iter()
     }

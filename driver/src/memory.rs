@@ -91,7 +91,7 @@ pub enum MemoryError {
     #[error(
         "{kind} memory has no slices, because {}", match kind {
             MemoryKind::Device => "the CPU can't reach it: use read and write",
-            _ => "others may write it at any time: use read and write, load_u64 and store_u64, or atomics",
+            _ => "other processes may write it at any time: use read and write, load_u64 and store_u64, or atomics",
         }
     )]
     NoSlices {

@@ -52,13 +52,15 @@ impl<D: PacketDriver> Recorder<D> {
                 parameter: "pcap",
                 value: path.display().to_string(),
                 expected: match (capabilities.driver, &capabilities.interface) {
-                    ("shm", _) => "a driver of Ethernet frames, such as af_xdp or loopback: what goes by shared memory is on no \
-                                   interface"
-                        .to_owned(),
+                    ("shm", _) => {
+                        "a driver of Ethernet frames, such as af_xdp or loopback: packets through shared \
+                        memory are on no interface"
+                            .to_owned()
+                    }
                     (driver, interface) => format!(
                         "a driver of Ethernet frames, such as af_xdp; {driver} on '{interface}' has none, so record its \
-                         packets with `tcpdump -i {interface} -w FILE udp port 4791` (with ,shm=off behind the device, to \
-                         have those to this host too)"
+                         packets with `tcpdump -i {interface} -w FILE udp port 4791` (with ,shm=off after the device, \
+                         to record those to this host too)"
                     ),
                 },
             });
@@ -255,7 +257,7 @@ impl Capture {
 
     fn give_up(&mut self, error: &io::Error) {
         let failure = self.recording.0.get_or_init(|| format!("capture '{}': {error}", self.path));
-        tracing::error!("{failure}; it ends here, traffic goes on");
+        tracing::error!("{failure}; the recording ends, traffic continues");
     }
 
     fn wall(&mut self, now: Nanos) -> Duration {

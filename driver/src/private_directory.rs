@@ -63,7 +63,7 @@ pub fn open(path: &Path, owner: u32) -> io::Result<OwnedFd> {
     let found = fs::fstat(&fd)?;
     let mode = found.st_mode & 0o7777;
     if found.st_uid != owner || mode & 0o077 != 0 {
-        let found = format!("it is of uid {} with mode {mode:04o}", found.st_uid);
+        let found = format!("it belongs to uid {} and has mode {mode:04o}", found.st_uid);
         return Err(io::Error::other(format!("{wanted}; {found}")));
     }
     Ok(fd)

@@ -220,10 +220,10 @@ impl std::fmt::Display for SealedError {
         match self {
             SealedError::Unsealed { found } => write!(f, "memory whose size may change (seals: {found})"),
             SealedError::NotTmpfs { kind } => {
-                write!(f, "memory of the file system {kind:#x}, where tmpfs was due")
+                write!(f, "memory of the file system {kind:#x}, must be tmpfs")
             }
             SealedError::Length { length, lengths } => {
-                write!(f, "memory of {length} bytes, where {} to {} were due", lengths.start(), lengths.end())
+                write!(f, "memory of {length} bytes: must be {} to {}", lengths.start(), lengths.end())
             }
             SealedError::Os { what, source } => write!(f, "{what}: {source}"),
         }

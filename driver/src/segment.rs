@@ -64,7 +64,7 @@ pub enum SegmentError {
         source: io::Error,
     },
     /// The process has ended, and another one has its PID.
-    #[error("the file of process {pid} is not the one that was told")]
+    #[error("the file of process {pid} is not the announced one")]
     Stranger {
         /// The PID.
         pid: u32,

@@ -80,7 +80,8 @@ pub(crate) fn name_of(address: IpAddr) -> String {
 pub fn sharers(address: IpAddr) -> Result<Vec<(usize, u32)>, Error> {
     let place = LocalAddress::find(address)?;
     let name = name_of(address) + &place.scope_name();
-    slots::members(&name).map_err(|source| os_error("looking for who shares an address", &place, source))
+    slots::members(&name)
+        .map_err(|source| os_error("looking for processes that share an address", &place, source))
 }
 
 /// Joins the processes that share an address, for a port that receives its packets elsewhere: packets from the kernel
@@ -213,7 +214,7 @@ impl Udp {
         info!(interface = interface.name, "udp: {address}, {description}");
         if receive_buffer < ENOUGH_BUFFER {
             warn!(
-                "the receive buffer has {} KiB, which keeps few packets under way; `sysctl -w \
+                "the receive buffer has {} KiB, which allows few outstanding packets; `sysctl -w \
                  net.core.rmem_max={ENOUGH_BUFFER}` gives more",
                 receive_buffer >> 10
             );
@@ -277,7 +278,7 @@ impl Udp {
         });
         if segmentation && !self.transmitter.segmentation {
             info!(
-                "no segmentation: '{}' makes no checksums, and this kernel wants that",
+                "no segmentation: '{}' computes no checksums, which this kernel needs",
                 self.capabilities.interface
             );
         }
@@ -432,11 +433,11 @@ impl PacketDriver for Udp {
             Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES) => {
                 Error::NoRoute { peer, interface: interface.clone() }
             }
-            _ => Error::Os { what: "looking for the way to a peer", interface: interface.clone(), source },
+            _ => Error::Os { what: "looking up the route to a peer", interface: interface.clone(), source },
         })?;
         if let Some(mtu) = socket::path_mtu(&self.probe).filter(|mtu| *mtu < self.capabilities.mtu) {
             warn!(
-                "the way to {peer} takes packets of {mtu} bytes, '{interface}' of {}",
+                "the path to {peer} allows packets of {mtu} bytes, '{interface}' of {}",
                 self.capabilities.mtu
             );
         }

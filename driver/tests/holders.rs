@@ -26,9 +26,9 @@ fn refusal<T>(refused: Result<T, Error>, of: &str, port: &str) {
     let Err(error @ Error::PortInUse { .. }) = refused else { panic!("not refused for {of}") };
     let own = std::fs::read_to_string("/proc/self/comm").expect("its name");
     let expected = format!(
-        "UDP port 4791 of {of} is in use by '{}' (pid {}{port}); it does not share the address, or not with this driver \
-         (udp:{of} is shared by processes of ferroce, also with an AF_XDP port that came first); stop it or take another \
-         address",
+        "UDP port 4791 of {of} is in use by '{}' (pid {}{port}); it does not share the address, or not with this \
+         driver (udp:{of} is shared by processes of ferroce, also with an AF_XDP port that came first); stop it or use \
+         another address",
         own.trim_end(),
         process::id()
     );

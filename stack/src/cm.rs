@@ -192,7 +192,7 @@ impl ConnectionManager {
         let ip = if ip.is_unspecified() { Ipv4Addr::UNSPECIFIED.into() } else { ip };
         let address = SocketAddr::new(ip, address.port());
         if self.listeners.iter().any(|l| l.space == space && l.address == address) {
-            return Err(Error::invalid("address", address, "one that nobody of this context listens on"));
+            return Err(Error::invalid("address", address, "one without a listener of this context"));
         }
         config.channel.map_or(Ok(()), |channel| self.events.check(channel))?;
         let full =

@@ -120,22 +120,22 @@ impl DeviceSpec {
             DeviceSpec::Interface { interface, shared_memory } => {
                 match open_af_xdp(interface, None, *shared_memory) {
                     Err(reason) if is_unavailable(&reason) => {
-                        info!(interface, "taking the driver udp, because af_xdp can't be had: {reason}");
+                        info!(interface, "using the driver udp, because af_xdp is not available: {reason}");
                         open_udp(&UdpConfig::of_interface(interface)?.shared_memory(*shared_memory))?
                     }
                     // Another process of this user may share the address.
                     Err(reason) if is_taken(&reason) => {
                         let udp = UdpConfig::of_interface(interface)?.shared_memory(*shared_memory);
                         let Ok(udp) = open_udp(&udp) else { return Err(reason) };
-                        info!(interface, "taking the driver udp, beside {}", first_comer(&reason));
+                        info!(interface, "using the driver udp, next to {}", first_comer(&reason));
                         udp
                     }
                     opened => {
                         let opened = opened?;
                         info!(
                             interface,
-                            "taking the driver af_xdp, which has the lowest latency in this build (udp:{interface} moves more \
-                         bytes a second where AF_XDP copies frames, as on a veth)"
+                            "using the driver af_xdp, which has the lowest latency in this build (udp:{interface} has \
+                             more throughput if AF_XDP copies frames, as on a veth)"
                         );
                         opened
                     }
@@ -197,7 +197,7 @@ impl FromStr for DeviceSpec {
             Some(SHM_WITHOUT_ICRC) => SharedMemory::WithoutIcrc,
             Some(other) => {
                 return refused(&format!(
-                    "'{other}' is no option; {SHM_OFF} leaves shared memory out, {SHM_WITHOUT_ICRC} the ICRC there"
+                    "'{other}' is not an option; {SHM_OFF} disables shared memory, {SHM_WITHOUT_ICRC} the ICRC there"
                 ));
             }
         };
@@ -207,19 +207,19 @@ impl FromStr for DeviceSpec {
         };
         match (driver, argument) {
             ("loopback" | "ibverbs", _) if options.is_some() => {
-                refused(&format!("'{driver}' takes no options"))
+                refused(&format!("'{driver}' has no options"))
             }
             _ if device.parse::<IpAddr>().is_ok() => refused(&format!("the driver is missing: udp:{device}")),
             ("loopback", None) => Ok(DeviceSpec::Loopback),
-            ("loopback", Some(_)) => refused("'loopback' takes no argument"),
+            ("loopback", Some(_)) => refused("'loopback' has no argument"),
             ("shm", Some(_)) if shared_memory == SharedMemory::Off => {
-                refused(&format!("shm:NAME has the option {SHM_WITHOUT_ICRC} alone"))
+                refused(&format!("shm:NAME has only the option {SHM_WITHOUT_ICRC}"))
             }
             ("shm", Some(name)) => {
                 Ok(DeviceSpec::Shm { name: name.to_owned(), icrc: shared_memory == SharedMemory::On })
             }
             ("shm", None) => {
-                refused("shm needs a name: shm:NAME, the same for all processes that are to meet")
+                refused("shm needs a name: shm:NAME, the same for all processes that communicate")
             }
             ("dpdk", Some(argument)) => Ok(DeviceSpec::Dpdk(argument.parse()?)),
             ("dpdk", None) => refused("dpdk needs a port: dpdk:net_memif0@10.0.0.1/24 --vdev=..."),
@@ -238,7 +238,9 @@ impl FromStr for DeviceSpec {
                     return refused("af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it");
                 }
                 if queue.is_some() && shared_memory != SharedMemory::On {
-                    return refused("no options behind a queue number: a port on one queue shares no memory");
+                    return refused(
+                        "no options after a queue number: a port on one queue has no shared memory",
+                    );
                 }
                 Ok(DeviceSpec::AfXdp { interface: interface.to_owned(), queue, shared_memory })
             }

@@ -102,8 +102,8 @@ fn a_refusal_has_a_remedy_and_returns_the_memory() {
             "NOTHING_WRONG",
             not_taken,
             Access::LOCAL_WRITE,
-            "ibv_reg_dmabuf_mr of stub0: Operation not supported (os error 95); the card, its driver or this kernel takes no \
-             memory of a GPU (8192 bytes of files:0) as a dma-buf",
+            "ibv_reg_dmabuf_mr of stub0: Operation not supported (os error 95); the card, its driver or this kernel \
+             does not accept memory of a GPU (8192 bytes of files:0) as a dma-buf",
         ),
         (
             "MISSING_REG_DMABUF_MR",
@@ -115,7 +115,8 @@ fn a_refusal_has_a_remedy_and_returns_the_memory() {
             "NOTHING_WRONG",
             kept,
             Access::LOCAL_WRITE,
-            "stub0 reaches memory of a GPU by a dma-buf, and there is none: files:0: a dma-buf of its memory: it has none",
+            "stub0 accesses memory of a GPU through a dma-buf, and there is none: files:0: a dma-buf of its memory: \
+             it has none",
         ),
         ("NOTHING_WRONG", as_usual, Access::MW_BIND, "access = MW_BIND: none for memory of a GPU"),
     ] {

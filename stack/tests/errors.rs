@@ -168,7 +168,7 @@ fn errors_of_connections() {
     );
     says(
         refused,
-        "192.0.2.2:7471 rejects the request: nobody listens on port 7471 in this partition (invalid service id)",
+        "192.0.2.2:7471 rejects the request: no listener on port 7471 in this partition (invalid service id)",
     );
     drop(server.stop());
 }

@@ -153,8 +153,8 @@ fn shared_memory_has_copies_and_words_but_no_slices() {
         ];
         for said in said {
             let expected = format!(
-                "{kind} memory has no slices, because others may write it at any time: use read and write, load_u64 \
-                 and store_u64, or atomics"
+                "{kind} memory has no slices, because other processes may write it at any time: use read and write, \
+                 load_u64 and store_u64, or atomics"
             );
             assert!(said.starts_with("MR ") && said.ends_with(&expected), "{said}");
         }

@@ -190,8 +190,8 @@ fn told(channel: &CompChannel, end: impl FnOnce()) -> [Result<Option<Cq>, String
     })
 }
 
-const NO_QUEUE: &str = "the completion channel has no completion queue: all were destroyed, or are gone with their \
-                        context, or none was created on it";
+const NO_QUEUE: &str = "the completion channel has no completion queue: all were destroyed, also with their context, \
+    or none was created on it";
 
 #[test]
 fn a_channel_without_queues_ends_every_wait() {
@@ -297,7 +297,7 @@ fn a_wait_for_the_runner_on_its_own_thread_is_refused() {
     let (mut inner, refused) = outcome.recv_timeout(LONG).expect("the closure has come to its end");
     for (error, verb) in refused.into_iter().zip(["call", "deliver", "wait"]) {
         let expected = format!(
-            "{verb} on the thread of the runner itself would wait for ever: use the context that the closure is given"
+            "{verb} on the runner's own thread would wait forever: use the context that the closure receives"
         );
         assert_eq!(error.unwrap_err().to_string(), expected);
     }

@@ -327,7 +327,7 @@ fn a_driver_without_a_descriptor_reports_it() {
     let network = sim::SimNetwork::new(1, sim::LinkConfig::default()).unwrap();
     let mut end = End::new(network.port(&[[10, 0, 0, 1].into()]));
     let error = end.context.prepare_wait(end.clock.now()).unwrap_err();
-    assert_eq!(error.to_string(), "the sim driver has no means of waiting for it from outside");
+    assert_eq!(error.to_string(), "the sim driver does not support waiting for it from outside");
 }
 
 /// A queue pair without a peer: posted work is flushed immediately.

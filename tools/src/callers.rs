@@ -51,7 +51,7 @@ impl Endpoint {
                 let fallen: Vec<Caller> =
                     waiting.extract_if(.., |caller| !self.unproven.contains(&caller.qp)).collect();
                 fallen.iter().try_for_each(|caller| {
-                    self.let_go(caller, "it asks for what its connection does not allow")
+                    self.let_go(caller, "it asks for access that its connection does not allow")
                 })?;
             }
             let Some(event) = self.context.next_cm_event() else { continue };
@@ -62,7 +62,7 @@ impl Endpoint {
                 CmEvent::ConnectionRequest(request) => {
                     info!(peer = %request.peer, path_mtu = %request.path_mtu, "connection request");
                     if waiting.len() == MOST {
-                        self.let_go(&waiting.remove(0), "it has not gone on for too long")?;
+                        self.let_go(&waiting.remove(0), "it has sent no message for too long")?;
                     }
                     let caller = Caller { request, qp: queue_pair(self)? };
                     match self.context.accept(request.id, caller.qp, parameters) {
@@ -80,18 +80,20 @@ impl Endpoint {
                     self.miss(take(&mut waiting, id), &format!("it refuses the answer: {reason}"))?;
                 }
                 CmEvent::Unreachable { id, .. } => {
-                    self.miss(take(&mut waiting, id), "it does not take the answer")?;
+                    self.miss(take(&mut waiting, id), "it does not accept the answer")?;
                 }
                 CmEvent::Disconnected { id } => {
                     let gone = take(&mut waiting, id).or_else(|| take(&mut connected, id));
-                    self.miss(gone, "it has gone again")?;
+                    self.miss(gone, "it has ended the connection")?;
                 }
                 _ => {}
             }
         }
         self.unproven.clear();
         self.context.unlisten(listener)?;
-        waiting.iter().try_for_each(|caller| self.let_go(caller, "others were connected before it"))?;
+        waiting
+            .iter()
+            .try_for_each(|caller| self.let_go(caller, "other clients were connected before it"))?;
         Ok(connected)
     }
 
@@ -99,7 +101,7 @@ impl Endpoint {
     pub(crate) fn answer_seekers(&mut self, qp: Qp) {
         while let Some(event) = self.context.next_cm_event() {
             let CmEvent::ConnectionRequest(request) = event else { continue };
-            info!(peer = %request.peer, "it looks for the service");
+            info!(peer = %request.peer, "it resolves the service");
             if let Err(error) = self.context.accept_datagrams(request.id, qp, &[]) {
                 self.turn_away(&request, &error.to_string());
             }
@@ -117,7 +119,7 @@ impl Endpoint {
     }
 
     fn turn_away(&mut self, request: &ConnectionRequest, why: &str) {
-        warn!("{} is no client: {why}", request.peer);
+        warn!("{} is not a client: {why}", request.peer);
         // It may be accepted, or closed.
         let _ = self.context.reject(request.id, &[]);
     }

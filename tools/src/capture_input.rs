@@ -33,7 +33,7 @@ impl CaptureInput {
             let stdin = io::stdin();
             if stdin.is_terminal() {
                 return Err(Failure::usage(
-                    "standard input is a terminal; it must be a capture: `tcpdump -U -w - udp port 4791 | ferroce ...`",
+                    "standard input is a terminal: must be a capture: `tcpdump -U -w - udp port 4791 | ferroce ...`",
                 ));
             }
             File::from(stdin.as_fd().try_clone_to_owned().or_fail(|| name.clone())?)

@@ -34,7 +34,7 @@ impl Endpoint {
         let what = match event {
             Event::QpReqErr(_) => "a request of the peer is refused here: invalid, or not allowed".to_owned(),
             Event::QpAccessErr(_) => {
-                "a request of the peer is refused here: it names memory that it may not reach; are size (-s), \
+                "a request of the peer is refused here: it has no access to the memory that it names; are size (-s), \
                  queue pairs (-q) and direction (-b) the same at both ends?"
                     .to_owned()
             }
@@ -57,7 +57,7 @@ impl Endpoint {
         let drops = Counter::all().filter(|counter| counter.is_drop() && counters.value(*counter) > 0);
         if icrc > 0 {
             let name = Counter::RxIcrcEncapsulated.name();
-            found.push(format!("{icrc} packets dropped for a wrong ICRC ({name}){}", self.referral()));
+            found.push(format!("{icrc} packets dropped because of a wrong ICRC ({name}){}", self.referral()));
         } else if let Some(counter) = drops.max_by_key(|counter| counters.value(*counter)) {
             let count = counters.value(counter);
             let help = counter.help().trim_start_matches("Dropped: ").trim_end_matches('.');
@@ -104,7 +104,7 @@ impl Endpoint {
             );
         }
         let peer = self.peer.map_or("PEER".to_owned(), |peer| peer.to_ip().to_string());
-        format!("; `ferroce doctor -d {device} {peer}` examines the way")
+        format!("; `ferroce doctor -d {device} {peer}` checks the path")
     }
 }
 

@@ -6,14 +6,14 @@ use clap::Parser;
 
 use crate::command::Command;
 
-/// RoCEv2 in user space: measure, check and look into RDMA over Ethernet, with or without an RNIC.
+/// RDMA over Ethernet (RoCEv2) in user space: measures, checks and decodes it, with or without an RDMA card (RNIC).
 #[derive(Parser)]
 #[command(name = "ferroce", version, long_version = LONG_VERSION, after_help = CONVENTIONS)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// Print only errors and warnings to standard error, no progress; the report stays.
+    /// Print only errors and warnings to standard error, no progress; the report is still printed.
     // `perf` uses -q for its queue pairs, as perftest does.
     #[arg(short, long, global = true)]
     pub quiet: bool,
@@ -25,20 +25,19 @@ Results go to standard output; progress, warnings and errors to standard error.
 
 Environment:
   RUST_LOG  what is logged to standard error: a level (error, warn, info, debug, trace, off), or TARGET=LEVEL for a part of
-            ferroce, with commas between them, as RUST_LOG=warn,ferroce_driver=debug. What it does not name is logged at
-            info. --quiet stands for RUST_LOG=warn.
-  FERROCE_FLIGHT_DIR  a directory in which a rank whose communicator fails leaves its flight recording (`ferroce flight`).
-  NO_COLOR  if it is set, there are no ANSI codes. There are none either with TERM=dumb, or if standard error is no
-            terminal.
+            ferroce, separated by commas: RUST_LOG=warn,ferroce_driver=debug. Parts that are not named are logged at info.
+            --quiet is the same as RUST_LOG=warn.
+  FERROCE_FLIGHT_DIR  a directory: a rank whose communicator fails writes its flight recording there (`ferroce flight`).
+  NO_COLOR  if it is set, TERM is dumb, or standard error is not a terminal: no ANSI codes.
 
 Exit status:
   0    the work was done
-  1    it failed, or a check found something
-  2    the command line can't be carried out as it is
-  130  a signal (SIGINT, SIGTERM) ended it before the work was done; a server whose clients are done, or that has none yet,
+  1    the work failed, or a check found an error
+  2    wrong usage: options are invalid, do not fit together, or do not fit this host
+  130  a signal (SIGINT, SIGTERM) ended it before the work was done; a server that serves no client when the signal arrives
        ends with 0
-If the reader of standard output closes it (`| head -1`), the rest is not printed, and the exit status is that of the work. If
-standard output can't be written, that is an error.";
+If the reader of standard output closes it (`| head -1`), the rest is not printed, and the exit status does not change.
+Any other failure to write standard output is an error.";
 
 const LONG_VERSION: &str = if cfg!(feature = "af_xdp") {
     concat!(

@@ -35,44 +35,48 @@ use report::Printer;
 
 /// Measures a collective operation between ranks, over a range of sizes, and checks every element.
 ///
-/// With --ranks it starts that many ranks by itself, as processes of this host. Without, it is one rank of a job that torchrun, mpirun,
-/// srun or an indexed job of Kubernetes has started, or whoever sets FERROCE_RANK, FERROCE_SIZE and FERROCE_UNIQUE_ID; rank 0 prints.
+/// With --ranks N (-g) it starts N ranks, as processes of this host. Without, it is one rank of a job: torchrun, mpirun, srun or an
+/// indexed job of Kubernetes starts the ranks, or a script that sets FERROCE_RANK, FERROCE_SIZE and FERROCE_UNIQUE_ID. Rank 0
+/// prints the report.
 ///
-/// The columns are those of nccl-tests. "time" is the mean of the iterations at the slowest rank, "algbw" the size by it, "busbw" what
-/// that takes of a link: algbw times 2 (n - 1) / n for all_reduce, times (n - 1) / n for reduce_scatter, all_gather, all_to_all, gather and
-/// scatter, and the same for the others. As there, the size of what has blocks for each rank is that of all blocks.
+/// The columns are those of nccl-tests. "time" is the mean over the iterations, at the slowest rank. "algbw" is the size divided by
+/// this time. "busbw" is algbw times a factor that makes it comparable with the bandwidth of a link: 2 (n - 1) / n for all_reduce,
+/// (n - 1) / n for reduce_scatter, all_gather, all_to_all, gather and scatter, 1 for the others. As in nccl-tests, the size of an
+/// operation with one block per rank is the sum of all blocks.
 ///
-/// A rank leaves its flight recording in FERROCE_FLIGHT_DIR, or where it runs, at SIGUSR1, which this process hands on to ranks that it has
-/// started. Where FERROCE_FLIGHT_DIR is set, it leaves one before it ends by SIGTERM, too; and if a rank fails, this process gives the
-/// others the time to notice that before it ends them.
+/// On SIGUSR1 a rank writes its flight recording (its last operations, see `ferroce flight`) into FERROCE_FLIGHT_DIR, or else into
+/// its working directory; with --ranks this process passes the signal on to all ranks. If FERROCE_FLIGHT_DIR is set, a rank also
+/// writes a recording when SIGTERM ends it, and if a rank fails, this process gives the others time to detect that before it ends
+/// them.
 ///
 /// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage, 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// What the ranks do together. send_receive goes around a ring: to the next rank, from the one before.
+    /// The operation. send_receive is a ring: each rank sends to the next one and receives from the previous one.
     operation: Pattern,
-    /// Starts so many ranks on this host.
+    /// Start N ranks on this host.
     #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Option<u32>,
-    /// An interface (eth0), or a driver with its argument, as for the other commands: once for all ranks, or once for each, in their
-    /// order [default: udp:127.0.0.1, where all ranks are on this host]. Several ports of a rank, its rails, are joined by a plus:
-    /// eth0+eth1.
+    /// An interface (eth0), or a driver with its argument, as for the other commands. Given once, it is for all ranks; else give it
+    /// once per rank, in their order [default: udp:127.0.0.1 if all ranks are on this host]. Several ports of a rank (rails) are
+    /// joined by a plus: eth0+eth1.
     #[arg(short, long)]
     device: Vec<Rails>,
-    /// The least size, as 8 or 64K (K is 1024, KB is 1000).
+    /// The smallest size, as 8 or 64K (K is 1024, KB is 1000).
     #[arg(short = 'b', long, value_name = "BYTES", default_value = "8")]
     min: Bytes,
-    /// The greatest size.
+    /// The largest size.
     #[arg(short = 'e', long, value_name = "BYTES", default_value = "64MiB")]
     max: Bytes,
-    /// Each size is so many times the one before.
+    /// Each size is N times the previous one.
     #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(2..))]
     factor: u64,
     /// Type of the elements: f32, i32, bf16, ..., or float, int32, bfloat16, ... as in nccl-tests.
     #[arg(short = 't', long, value_name = "TYPE", default_value = "f32", value_parser = parse_data_type)]
     data_type: DataType,
-    /// What is made of elements: sum, prod, min, max, avg, or premulsum (the elements of even ranks times 1, those of odd ranks times 2).
+    /// The reduction: sum, prod, min, max, avg, or premulsum (the sum of the elements of even ranks times 1 and of odd ranks times
+    /// 2).
     #[arg(short = 'o', long, value_name = "OP", default_value = "sum", value_parser = parse_reduction)]
     reduction: Reduction,
     /// The root of broadcast, reduce, gather and scatter.
@@ -81,50 +85,52 @@ pub struct Args {
     /// Timed iterations of each size.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     iterations: u32,
-    /// Iterations before them that are not timed.
+    /// Untimed iterations before the timed ones.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     warmup: u32,
-    /// Whether every element is compared with what it must be: 1 or 0. That takes one iteration more, which is not timed.
-    #[arg(short, long, value_name = "0|1", default_value = "1", action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new())]
+    /// 1: compare every element with the expected value, in one additional iteration that is not timed. 0: do not.
+    #[arg(short, long, value_name = "0|1", default_value = "1", hide_possible_values = true, action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new())]
     check: bool,
-    /// Only with input and output in the same memory; by default both. all_to_all and send_receive can't.
+    /// Measure only in place (input and output are the same memory); by default in place and out of place. Not for all_to_all and
+    /// send_receive.
     #[arg(long, conflicts_with = "out_of_place")]
     in_place: bool,
-    /// Only with memory of their own for input and output; by default both.
+    /// Measure only out of place (input and output are separate memory); by default in place and out of place.
     #[arg(long)]
     out_of_place: bool,
-    /// Takes this algorithm: direct, two_step, ring, halving, tree, hierarchical or mapped; by default the communicator chooses.
+    /// Use this algorithm: direct, two_step, ring, halving, tree, hierarchical or mapped; by default the communicator chooses.
     #[arg(long, value_name = "NAME", value_parser = parse_algorithm)]
     algorithm: Option<Algorithm>,
-    /// What long operations are cut into: a multiple of 8, 1K to 16M [default: 64 bytes less than 256K].
+    /// Long operations are divided into chunks of this length: a multiple of 8, 1K to 16M [default: 64 bytes less than 256K].
     #[arg(long, value_name = "BYTES", value_parser = quantity::length::<1, { u32::MAX }>)]
     chunk: Option<u32>,
-    /// Up to so many bytes elements are copied and sent at once, 64 to 64K [default: 64K].
+    /// Messages of up to this length are copied and sent without waiting for the receiver's destination address, 64 to 64K
+    /// [default: 64K].
     #[arg(long, value_name = "BYTES", value_parser = quantity::length::<1, { u32::MAX }>)]
     eager: Option<u32>,
-    /// What a rank does while it waits: spin, yield, block, or adaptive, which spins, then yields, then blocks
-    /// [default: adaptive; without spinning where ranks outnumber cores].
+    /// What a waiting rank does: spin, yield, block, or adaptive (spin, then yield, then block) [default: adaptive; without
+    /// spinning if this host has more ranks than cores].
     #[arg(long, value_name = "HOW")]
     idle: Option<Idle>,
-    /// Whether ranks of one host work on memory that all of them have mapped, without packets: auto, off, required.
+    /// Whether ranks of one host work on memory that all of them map, without packets: auto, off, required.
     #[arg(long, default_value_t, value_name = "HOW")]
     shared_memory: SharedMemory,
-    /// Memory of the elements: host, or a GPU's (opencl[:N], cuda[:N]), which then reduces, too.
+    /// Memory of the elements: host, or a GPU's (opencl[:N], cuda[:N]); the GPU then also reduces.
     #[arg(long, default_value_t)]
     memory: MemorySpec,
-    /// Says why each size takes its algorithm: what each would cost, by what was measured when the ranks met.
+    /// Print why each size uses its algorithm: the cost of each algorithm, by the latency and bandwidth measured at the start.
     #[arg(long)]
     explain: bool,
-    /// For how long ranks are waited for at the start, and how long nothing may move later.
+    /// Time limit for all ranks to join, and later for an operation without progress although all ranks answer.
     #[arg(long, value_name = "TIME", default_value = "60s")]
     timeout: Time,
-    /// For how long a rank may be silent before the others give it up; at least so long [default: 4.3s].
+    /// A rank that does not answer for this time is treated as dead; rounded up [default: 4.3s].
     #[arg(long, value_name = "TIME")]
     patience: Option<Time>,
-    /// Has a rank come late by TIME in one of N calls, to see what `ferroce flight` and `ferroce stat` say of it: 2:5ms:10.
+    /// Delay rank RANK by TIME in every Nth call, to try `ferroce flight` and `ferroce stat`: 2:5ms:10.
     #[arg(long, value_name = "RANK:TIME:N")]
     late: Option<Late>,
-    /// Draws busbw over size.
+    /// Write a plot of busbw over size.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -143,7 +149,7 @@ Examples:
   ferroce collective all_to_all -g 2 -d shm:net -b 1M -e 1M -n 100
   ferroce collective reduce_scatter -g 4 -t bf16 -o avg --algorithm ring --json
   mpirun -np 16 -H node1:8,node2:8 ferroce collective all_reduce -d eth0
-  mpirun -np 2 -H node1,node2 ferroce collective all_reduce -d eth0+eth1      by two ports of each host
+  mpirun -np 2 -H node1,node2 ferroce collective all_reduce -d eth0+eth1      two ports per host
   srun -N 2 --ntasks-per-node 8 ferroce collective all_gather -d eth0 --svg busbw.svg
   torchrun --no_python --nnodes 2 --nproc_per_node 8 --master_addr node1 --node_rank 0 ferroce collective broadcast -d eth0";
 
@@ -213,7 +219,7 @@ impl Args {
             return Err(Failure::usage(format!("--in-place: {operation} can't be in place")));
         }
         if self.timeout.0.is_zero() {
-            return Err(Failure::usage("--timeout 0s: must be a time that ranks need to meet, as 60s"));
+            return Err(Failure::usage("--timeout 0s: must be the time that ranks need to join, as 60s"));
         }
         // As in nccl-tests.
         let is_type = |device: &&Rails| {
@@ -243,7 +249,7 @@ impl Args {
             return Err(Failure::usage(format!("--root {root}: must be a rank, 0 to {}", ranks - 1)));
         }
         if *operation == Pattern::SendReceive && ranks < 2 {
-            return Err(Failure::usage(format!("{operation} of {ranks} rank: it needs 2 or more")));
+            return Err(Failure::usage(format!("{operation} of {ranks} rank: must be 2 or more")));
         }
         if device.len() > 1 && device.len() != ranks as usize {
             let given = device.len();
@@ -253,7 +259,8 @@ impl Args {
         }
         if device.iter().any(Rails::has_loopback) {
             return Err(Failure::usage(
-                "--device loopback: it stays inside a process, and each rank is one; take udp:127.0.0.1 or shm:NAME",
+                "--device loopback: it does not leave a process, and each rank is a process; use udp:127.0.0.1 or \
+                 shm:NAME",
             ));
         }
         Ok(())

@@ -10,15 +10,16 @@ use crate::failure::Failure;
 /// Options of congestion control.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct CongestionArgs {
-    /// Congestion control: off, or a preset of DCQCN (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5) with changes to its
-    /// parameters after it, as in mlx5,rpg_ai_rate=20. With one, this end obeys CNPs, and sends them for marked packets.
+    /// Congestion control: off, or a preset of DCQCN (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5), optionally followed
+    /// by changes to its parameters: mlx5,rpg_ai_rate=20. With a preset, this end reduces its rate when it receives
+    /// CNPs (congestion notification packets), and sends CNPs for packets that switches have marked.
     #[arg(long, value_name = "CONTROL", default_value_t = CongestionControl::Off)]
     pub(crate) congestion: CongestionControl,
-    /// Line rate of the port in Gb/s, for congestion control; asked of the driver by default.
+    /// Line rate of the port in Gb/s, for congestion control; by default the rate that the driver reports.
     #[arg(long, value_name = "GBPS")]
     pub(crate) line_rate: Option<Gigabits>,
-    /// DSCP of what this end sends, 0 to 63, by which switches know the class of RoCE (often 26); 0 by default, or what
-    /// the connection manager of a caller asks for.
+    /// DSCP of the packets of this end, 0 to 63; switches map it to a traffic class (for RoCE often 26). Default: 0,
+    /// or, if the connection manager accepts the connection, the DSCP of the connecting end.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=63))]
     pub(crate) dscp: Option<u8>,
 }
@@ -31,12 +32,14 @@ impl CongestionArgs {
         if is_on && matches!(device, Device::Rnic(_)) {
             let name = &device.capabilities().interface;
             return Err(Failure::usage(format!(
-                "--congestion: '{name}' is an RNIC, which has its own (`ferroce devinfo -d ibverbs:{name}`): leave it out"
+                "--congestion: '{name}' is an RNIC, which has its own congestion control (`ferroce devinfo -d \
+                 ibverbs:{name}`); leave the option out"
             )));
         }
         if is_on && line_rate.is_none() && device.line_rate().is_none() {
             return Err(Failure::usage(format!(
-                "--congestion: '{}' does not tell its line rate, where congestion control starts; give it by --line-rate GBPS",
+                "--congestion: '{}' does not report its line rate, at which congestion control starts; set it by \
+                 --line-rate GBPS",
                 device.capabilities().interface
             )));
         }

@@ -16,7 +16,7 @@ const MAX_LENGTH: u32 = 64 << 10;
 pub fn length(prefix: [u8; LENGTH]) -> Result<usize, String> {
     match u32::from_be_bytes(prefix) {
         length @ 1..=MAX_LENGTH => Ok(length as usize),
-        length => Err(format!("a control message of {length} bytes; 1 to {MAX_LENGTH} are right")),
+        length => Err(format!("a control message of {length} bytes: must be 1 to {MAX_LENGTH}")),
     }
 }
 

@@ -58,46 +58,46 @@ use supervisor::{RankNotice, Supervisor};
 
 /// All-reduces the parameter tensors of ResNet-50 between ranks and checks every element.
 ///
-/// The ranks do the same over the kernel's TCP, in turns, and the table has both. "ratio" is TCP's time by
-/// ferroce's: above 1 ferroce is faster.
+/// Rounds over ferroce alternate with rounds over the kernel's TCP, and the table has the times of both. "ratio" is
+/// TCP's time divided by ferroce's: above 1 ferroce is faster.
 ///
-/// Before and after each round rank 0 measures how long a cache line takes from core to core, and a round in
-/// which that was slow is repeated; as many rounds more as were asked for, and three, none with --pcap.
+/// Before and after each round rank 0 measures the time that a cache line needs from core to core, and a round in which
+/// this was slow is repeated. At most --rounds + 3 rounds are added, with --pcap none.
 ///
-/// As root, the ranks are processes in network namespaces of their own, joined by a bridge, and
-/// speak RoCEv2 through AF_XDP; nothing of that is left when it ends. Without the rights for it,
-/// they are processes with UDP sockets on the loopback interface. Where those can't be had either,
-/// they are threads that speak the same packets over an in-process switch.
+/// As root, the ranks are processes in network namespaces of their own, joined by a bridge, and send RoCEv2 through
+/// AF_XDP; all of this is removed at the end. Without the privileges for it, they are processes with UDP sockets on the
+/// loopback interface. If that is not possible either, they are threads that send the same packets over an in-process
+/// switch.
 ///
 /// With -d ibverbs:DEVICE they are processes that share a port of an RNIC.
 ///
-/// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage,
-/// 130 if it is interrupted.
+/// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage, 130 if it is
+/// interrupted.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What joins the ranks: af_xdp (a namespace and a process for each rank), udp (sockets on addresses of the
-    /// loopback interface, a process for each rank; no privilege), loopback (a switch inside this process, a thread for
-    /// each rank), or an RNIC, as ibverbs:DEVICE[:PORT[:GID]] (a process for each rank) [default: af_xdp where
-    /// possible, else udp, else loopback].
+    /// The network between the ranks: af_xdp (a namespace and a process per rank), udp (sockets on addresses of the
+    /// loopback interface, a process per rank; no privilege needed), loopback (a switch inside this process, a thread
+    /// per rank), or an RNIC, as ibverbs:DEVICE[:PORT[:GID]] (a process per rank) [default: af_xdp if possible, else
+    /// udp, else loopback].
     #[arg(short, long)]
     device: Option<Joint>,
-    /// Ranks.
+    /// Number of ranks.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=i64::from(values::MAX_RANKS)))]
     ranks: u32,
-    /// Times that each tensor is all-reduced [default: 3, or 1 with --pcap].
+    /// Rounds; each all-reduces every tensor once [default: 3, or 1 with --pcap].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
-    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096. The interfaces get an MTU of
-    /// 1500 bytes, or what this takes if it is more.
+    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096. The interfaces get an MTU of 1500 bytes, or more
+    /// if this path MTU needs it.
     #[arg(long, default_value_t = PathMtu::Mtu4096, value_parser = parse_path_mtu)]
     path_mtu: PathMtu,
-    /// Memory of the tensors: host, or a GPU's (opencl[:N], cuda[:N]), which then adds them up too; nothing is compared with TCP,
-    /// which has no such memory.
+    /// Memory of the tensors: host, or a GPU's (opencl[:N], cuda[:N]); the GPU then also adds them up, and there is no
+    /// comparison with TCP.
     #[arg(long, default_value_t)]
     memory: MemorySpec,
     #[command(flatten)]
     congestion: CongestionArgs,
-    /// Records what rank 0 sends and receives (about 310 MB a round), as pcapng.
+    /// Record the packets that rank 0 sends and receives into a pcapng file (about 310 MB per round).
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     #[command(flatten)]
@@ -157,7 +157,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         let result = demo(&args, &interrupted);
         // A failure that the signal caused is not reported.
         if interrupted.load(Ordering::Relaxed) {
-            info!("the ranks are ended, and nothing is left of their network");
+            info!("the ranks were ended, and their network was removed");
             return Err(Error::Interrupted);
         }
         result
@@ -180,7 +180,7 @@ enum Error {
     Collective(#[from] ferroce_collectives::Error),
     #[error("{name} {what}; it had {progress}")]
     Rank { name: String, what: String, progress: String },
-    #[error("no rank has told anything for {} s; they are: {progress}", PATIENCE.as_secs())]
+    #[error("no rank has reported anything for {} s: {progress}", PATIENCE.as_secs())]
     Stuck { progress: String },
     #[error("{what}: {source}")]
     Os { what: &'static str, source: io::Error },
@@ -309,7 +309,7 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Erro
 /// Ranks as processes on the loopback interface, each with its own address there.
 fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     if args.pcap.is_some() {
-        let reason = "a UDP socket tells no IPv4 identification, so a capture of it would not be true";
+        let reason = "a UDP socket does not report the IPv4 identification, so its capture would be wrong";
         return Err(unavailable(UDP, reason.to_owned()));
     }
     let mut ranks = Supervisor::new();
@@ -381,7 +381,7 @@ fn start_rank(
 }
 
 fn own_program() -> Result<PathBuf, Error> {
-    std::env::current_exe().map_err(|source| Error::Os { what: "finding this program's own file", source })
+    std::env::current_exe().map_err(|source| Error::Os { what: "finding this program's file", source })
 }
 
 fn unavailable(driver: &'static str, reason: String) -> Error {
@@ -427,7 +427,7 @@ fn check_rights() -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }
-    Err(unavailable(AF_XDP, format!("this process lacks {}, which root has", missing.join(", "))))
+    Err(unavailable(AF_XDP, format!("this process lacks {}; run as root", missing.join(", "))))
 }
 
 /// The capabilities that the demo needs and that are missing in this /proc/PID/status.
@@ -472,7 +472,9 @@ fn supervise(
                 if rank == 0 && is_repeated =>
             {
                 state.note(ends.map(|line| line.map(Into::into)), false);
-                note!("a round over {transport} met the machine in its slow state, and is repeated");
+                note!(
+                    "a round over {transport} was measured in the slow state of this machine, and is repeated"
+                );
                 told = Instant::now();
             }
             // It does not count; a round with wrong elements is never repeated.
@@ -508,7 +510,7 @@ fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
 
 fn progress(log: &RankLog) -> String {
     match (&log.opened, log.rounds()) {
-        (None, _) => "not opened its port yet".to_owned(),
+        (None, _) => "not opened its port".to_owned(),
         (Some(_), 0) => "opened its port and completed no round".to_owned(),
         (Some(_), rounds) => format!("completed {rounds} rounds"),
     }

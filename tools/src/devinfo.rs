@@ -25,12 +25,13 @@ use gpus::Gpus;
 use rnics::Rnics;
 use sharers::Sharer;
 
-/// Shows network interfaces with their GIDs and path MTUs, what they lack for the faster drivers, RNICs, and GPUs with their
-/// distances to both (PCI, NUMA) and what they lack for dma-bufs.
+/// Shows network interfaces (GIDs, path MTUs, missing requirements of the faster drivers), RDMA cards (RNICs), and GPUs
+/// (PCI and NUMA distances to interfaces and cards, missing requirements of dma-bufs).
 ///
-/// With -d the device is opened, and what it says of itself is shown too: which driver the name stands for and why, and the
-/// RNICs on the same interface. Of an RNIC it shows whether its keys are easy to guess, which events it does not raise, and
-/// its congestion control, as far as they are known. RNICs are found by libibverbs.
+/// With -d the device is opened, and the report also has the driver that the name selects, with the reason, the
+/// properties of the opened device, and the RNICs on the same interface. For an RNIC it has, as far as they are known,
+/// whether its keys are easy to guess, which events it does not raise, and its congestion control. RNICs are found
+/// through libibverbs.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -377,7 +378,7 @@ impl DevInfo {
         self.rnics.iter().try_for_each(Rnics::print)?;
         self.gpus.iter().try_for_each(Gpus::print)?;
         self.choice.iter().try_for_each(Choice::print)?;
-        self.in_use.iter().try_for_each(|who| say!("not opened, for it is in use: {who}"))?;
+        self.in_use.iter().try_for_each(|who| say!("not opened, because it is in use: {who}"))?;
         if let Some(device) = &self.device {
             say!("device {}: {} on {}", device.driver, device.description, device.interface)?;
             say!("  {} frames of at most {} bytes, MTU {}", device.layer, device.max_frame, device.mtu)?;
@@ -387,7 +388,7 @@ impl DevInfo {
             device.shared_with.iter().try_for_each(Sharer::print)?;
         }
         if self.interfaces.is_empty() && self.is_of_all {
-            say!("no network interface but lo; `-d loopback` and `-d udp:127.0.0.1` need no other")?;
+            say!("no network interface except lo; `-d loopback` and `-d udp:127.0.0.1` need no other one")?;
         }
         say!("drivers in this build: {}", self.drivers.join(", "))?;
         match &self.missing[..] {
@@ -395,7 +396,7 @@ impl DevInfo {
             missing => {
                 missing.iter().try_for_each(|missing| say!("AF_XDP lacks {missing}"))?;
                 say!(
-                    "without AF_XDP, `-d INTERFACE` takes udp, which has a higher latency and needs no rights"
+                    "without AF_XDP, `-d INTERFACE` uses udp, which has a higher latency and needs no privilege"
                 )?;
             }
         }
@@ -446,7 +447,7 @@ fn longer_packets(interface: &Interface) -> Option<String> {
 }
 
 /// Shown for unknown values.
-const UNKNOWN: &str = "unknown (the kernel's driver does not tell)";
+const UNKNOWN: &str = "unknown (the kernel's driver does not report it)";
 
 /// The rights of this process.
 #[derive(Clone, Copy, Debug)]
@@ -508,19 +509,19 @@ impl Process {
 fn missing(process: &Process) -> Vec<String> {
     if cfg!(not(feature = "af_xdp")) {
         return vec![
-            "its driver, which this build leaves out: `cargo install --locked --path tools --features af_xdp`, with Debian's gcc, \
-             libc6-dev and libxdp-dev, or `./do ferroce` in a checkout"
+            "its driver, which this build does not include: `cargo install --locked --path tools --features af_xdp`, \
+             with Debian's gcc, libc6-dev and libxdp-dev, or `./do ferroce` in a checkout"
                 .into(),
         ];
     }
     let mut missing = Vec::new();
     if !process.af_xdp {
-        missing.push("a kernel that has it (CONFIG_XDP_SOCKETS)".to_owned());
+        missing.push("a kernel that supports it (CONFIG_XDP_SOCKETS)".to_owned());
     }
     if process.is_in_user_namespace {
         // Root of the namespace has all capabilities, but may not load a BPF program.
         missing.push(
-            "rights outside of this user namespace (a rootless container, `unshare -U`): run it as root of the host"
+            "capabilities outside this user namespace (a rootless container, `unshare -U`): run it as root of the host"
                 .to_owned(),
         );
     } else {
@@ -542,7 +543,7 @@ fn missing(process: &Process) -> Vec<String> {
         if let Some(bytes) = process.locked_memory.filter(|bytes| *bytes < LOCKED_BYTES && !unlimited) {
             let kib = LOCKED_BYTES >> 10;
             missing.push(format!(
-                "locked memory, of which a socket takes {kib} KiB and {} are allowed: `ulimit -l {kib}`, or CAP_IPC_LOCK",
+                "locked memory: a socket needs {kib} KiB, and {} are allowed: `ulimit -l {kib}`, or CAP_IPC_LOCK",
                 bytes >> 10
             ));
         }
@@ -551,8 +552,8 @@ fn missing(process: &Process) -> Vec<String> {
 }
 
 fn optional(process: &Process) -> Vec<String> {
-    let hugepages = "hugepages (vm.nr_hugepages is 0): AF_XDP uses ordinary pages then, and DPDK needs them for real cards: \
-                     `sysctl vm.nr_hugepages=1024`";
+    let hugepages = "hugepages (vm.nr_hugepages is 0): AF_XDP then uses ordinary pages, and DPDK needs hugepages for \
+        real cards: `sysctl vm.nr_hugepages=1024`";
     Vec::from_iter((process.hugepages == 0).then(|| hugepages.to_owned()))
 }
 

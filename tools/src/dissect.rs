@@ -42,14 +42,16 @@ use record::{IcrcVerdict, Record};
 use segments::Segments;
 use summary::Summary;
 
-/// Decodes the RoCE packets of a capture, checks their ICRCs, and sums up each flow.
+/// Decodes the RoCE packets of a capture, checks their ICRCs, and summarizes each flow.
 ///
-/// A capture that is being written is shown as it comes. Ctrl-C ends it and prints the summary.
+/// From standard input, packets are printed as they arrive. Ctrl-C ends reading and prints the summary.
 ///
-/// The JSON is one object a line for each RoCE packet, then one with the summary; its timestamps are nanoseconds since 1970.
+/// The JSON is one object per line for each RoCE packet, then one with the summary; its timestamps are nanoseconds
+/// since 1970.
 ///
 /// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the capture can't be read to its
-/// end (what is there is shown), has no packet of --qp, or the output can't be written, 130 if it was interrupted before its end.
+/// end (the packets until there are shown), has no packet of --qp, or the output can't be written, 130 if it was
+/// interrupted before its end.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -58,19 +60,19 @@ Examples:
   tcpdump -U -i eth0 -w - udp port 4791 | ferroce dissect -
   zstd -dc trace.pcap.zst | ferroce dissect --json --qp 0x11,0x12 -")]
 pub struct Args {
-    /// The capture: a pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets, compressed by gzip or not; - for
-    /// standard input.
+    /// The capture: a pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets, optionally compressed by gzip;
+    /// - is standard input.
     file: PathBuf,
     #[command(flatten)]
     json: JsonArg,
-    /// Print only packets with a wrong ICRC and malformed ones (those with a remark after the ICRC, or "error" in JSON).
-    /// NAKs, packets that the capture cut short and opcodes of manufacturers are not among them. The summary is of all
-    /// packets.
+    /// Print only packets with a wrong ICRC and malformed packets (those with a remark after the ICRC, or "error" in
+    /// JSON). NAKs, packets that the capture truncated and manufacturer-specific opcodes are not printed. The summary
+    /// covers all packets.
     #[arg(long)]
     bad_only: bool,
-    /// Only packets of these queue pairs, in the summary and the exit status too. A packet names only the queue pair that
-    /// it goes to (a datagram also its sender's): the other direction of a connection is shown if the capture has the
-    /// connection manager's REQ and REP before it. Else name the queue pairs of both ends, as 0x11,0x12.
+    /// Only packets of these queue pairs, also in the summary and the exit status. A packet names only its destination
+    /// queue pair (a datagram also its source): the other direction of a connection is shown only if the capture also
+    /// has the connection manager's REQ and REP. If it does not, give the queue pairs of both ends: 0x11,0x12.
     #[arg(long = "qp", value_name = "QPN", value_delimiter = ',', value_parser = parse_qpn)]
     qps: Vec<Qpn>,
     /// Print only the summary.
@@ -85,7 +87,7 @@ pub(crate) fn parse_qpn(text: &str) -> Result<Qpn, String> {
         None => text.parse(),
     };
     let qpn = number.ok().filter(|number| *number < 1 << 24 && !text.contains('+')).map(Qpn::new);
-    qpn.ok_or_else(|| "a queue pair number is one of 24 bits, as 17 or 0x000011".to_owned())
+    qpn.ok_or_else(|| "must be a queue pair number of 24 bits, as 17 or 0x000011".to_owned())
 }
 
 /// Prints the packets of a capture; see [`Args`] for the exit status.

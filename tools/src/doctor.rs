@@ -59,46 +59,45 @@ use probe::{COPIES, Lookout};
 use probe_port::{ProbePort, RESOLVE_TIME};
 use report::{Check, CheckVerdict, DoctorReport, Mode};
 
-/// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; pause frames, PFC and traffic
-/// classes of the port; and says the cure.
+/// Checks the path to a peer in both directions: MTU, GID, UDP port 4791, ICRC, DSCP and ECN; and pause frames, PFC and
+/// traffic classes of this end's port. Names the remedy for each fault.
 ///
-/// Without PEER it is the far end, which answers until it is interrupted. A PEER that runs no `ferroce
-/// doctor` is checked as far as its connection manager and ICMP tell. With `-d loopback` and no PEER,
-/// both ends run in this process.
+/// Without PEER it answers the checks of other ends until it is interrupted. A PEER without `ferroce doctor` is checked
+/// as far as its connection manager and ICMP allow. With `-d loopback` and no PEER, both ends run in this process.
 ///
-/// While another program has UDP port 4791 of the device, the check is passive: it leaves the port alone and examines that
-/// program by its counters (those of `ferroce stat`), and the way by ICMP, TCP and what the kernel tells. Without PEER it then
-/// examines the program alone. With --active it shares the port with programs of ferroce of the same user, as a further process on
-/// the address. The second line of the report says which it was, and why.
+/// While another program has UDP port 4791 of the device, the check is passive: it does not open the port, and examines
+/// that program by its counters (as `ferroce stat` shows them), and the path by ICMP, TCP and the kernel's tables.
+/// Without PEER it then examines the program only. With --active it shares the port, if the program is ferroce of the
+/// same user. The second line of the report names the mode and the reason.
 ///
 /// Exit status: 0 if no check failed, 1 if one did.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// The other end, a name or an IP address.
+    /// The other end, by name or IP address.
     peer: Option<String>,
-    /// An interface (eth0), or a driver with its argument (af_xdp:eth0, udp:192.0.2.1); by default the
-    /// interface of the kernel's route to PEER.
+    /// An interface (eth0), or a driver with its argument (af_xdp:eth0, udp:192.0.2.1); by default the interface of the
+    /// kernel's route to PEER.
     #[arg(short, long)]
     device: Option<DeviceSpec>,
     /// TCP port of the control connection.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18516)]
     tcp_port: u16,
-    /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
+    /// Index in the GID table (`ferroce devinfo` shows it); by default a row of the peer's IP version.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
-    /// The path MTU that is wanted; by default the largest that the interface allows.
+    /// The path MTU to check; by default the largest that the interface allows.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
-    /// The P_Key that the work of this end is in, as given to the other commands.
+    /// The P_Key of your programs on this host (--pkey of the other commands).
     #[arg(long, value_name = "KEY", value_parser = parse_pkey, default_value = "0xffff")]
     pkey: PKey,
-    /// DSCP of the data that the work of this end sends, 0 to 63, to see in which class of the port it is.
+    /// The DSCP of your programs on this host, 0 to 63; doctor reports its traffic class at the port.
     #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..64), default_value_t = 0)]
     dscp: u8,
-    /// Leaves UDP port 4791 alone even if it is free.
+    /// Do not open UDP port 4791, even if it is free.
     #[arg(long, conflicts_with = "active")]
     passive: bool,
-    /// Takes UDP port 4791, or shares it with programs of ferroce of the same user; fails while another has it.
+    /// Open UDP port 4791, or share it with ferroce programs of the same user; fail if another program has it.
     #[arg(long)]
     active: bool,
     #[command(flatten)]
@@ -124,14 +123,14 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
         (None, Some(peer)) => (local::device_towards(address(peer, None, &interrupt)?)?, Some(peer.as_str())),
         (None, None) => {
             return Err(Failure::usage(
-                "name a peer to be checked, or with -d the device on which checks are answered",
+                "name a PEER to check, or with -d the device on which to answer checks",
             ));
         }
     };
     let device = device.without_shared_memory();
     let place = Place::of(&device)?;
     if args.passive && place.is_none() {
-        return Err(Failure::usage(format!("--passive: '{device}' is on none of the kernel's interfaces")));
+        return Err(Failure::usage(format!("--passive: '{device}' is not on an interface of the kernel")));
     }
     if let Some([far, near]) = selftest::ports(&device, peer)? {
         let listener = Listener::local()?;
@@ -168,13 +167,11 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     let addresses = &driver.capabilities().addresses;
     let to = address(peer, Some(addresses), &interrupt)?;
     if addresses.contains(&to) {
-        return Err(Failure::usage(format!(
-            "{to} is the address of this end itself, to which there is no way to check; give that of another end"
-        )));
+        return Err(Failure::usage(format!("{to} is the address of this end; give that of another end")));
     }
     let why = match (args.active, occupants.describe()) {
         (true, Some(others)) => format!("--active, though {others}"),
-        _ => "nobody else has UDP port 4791 here".to_owned(),
+        _ => "no other program has UDP port 4791 here".to_owned(),
     };
     args.check(driver, why, (peer, to), args.tcp_port, &interrupt).map(Some)
 }
@@ -237,7 +234,7 @@ impl Args {
                     Err(failure) => checks.push(Check::failed(
                         FAR_END,
                         format!("the check with it ended early: {failure}"),
-                        "check again; its own log says more",
+                        "check again, and see the log of the other end",
                     )),
                 }
             }
@@ -245,8 +242,13 @@ impl Args {
             Err(failure) => {
                 checks.push(Check::note(
                     FAR_END,
-                    format!("no doctor answers ({failure}); what follows is seen from here alone"),
-                    format!("`ferroce doctor -d DEV` there, with TCP port {tcp_port} open to it, to check each way by itself"),
+                    format!(
+                        "no doctor answers ({failure}); the following checks are made from this end only"
+                    ),
+                    format!(
+                        "`ferroce doctor -d DEV` there, with TCP port {tcp_port} open to it, checks each \
+                        direction separately"
+                    ),
                 ));
                 checks.extend(alone::checks(
                     port.driver,
@@ -309,7 +311,7 @@ impl Args {
                 "UDP 4791 back",
                 format!("{to} sends no more to {source}: {refused}"),
                 format!(
-                    "leave UDP port 4791 out of NAT on the way, let it through firewalls, and see `ip route get \
+                    "exclude UDP port 4791 from NAT on the path, allow it in firewalls, and see `ip route get \
                      {source}` there"
                 ),
             )),
@@ -368,7 +370,7 @@ fn partition_check(own: PKey, far: PKey) -> Check {
     Check::failed(
         NAME,
         format!("P_Key {own} here, {far} there: each end drops all packets of the other (rx_pkey_mismatch)"),
-        "give both ends the same --pkey, at one of them with 0x8000 in it",
+        "give both ends the same low 15 bits of --pkey, and at least one of them 0x8000",
     )
 }
 

@@ -26,28 +26,27 @@ use crate::failure::{Failure, INTERRUPTED, OrFail};
 /// Options of every command that drives a port.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct PortArgs {
-    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, udp:192.0.2.1, shm:NAME, ibverbs:mlx5_0 for an
-    /// RNIC, loopback). Up to 64 processes of one user may have the same address (udp, and an interface's name). Processes of
-    /// this host are reached by shared memory; ,shm=off behind an interface or address leaves it out.
+    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, udp:192.0.2.1, shm:NAME, ibverbs:mlx5_0
+    /// for an RNIC, loopback). Up to 64 processes of one user can share an address (udp, or an interface). Processes of
+    /// this host communicate by shared memory; ,shm=off after the interface or address disables it.
     #[arg(short, long)]
     pub(crate) device: DeviceSpec,
     /// Pin the poll loop to this core.
     #[arg(long, value_name = "N")]
     pub(crate) core: Option<usize>,
-    /// What the poll loop does when there is nothing to do: spin, yield, block, or adaptive, which
-    /// spins, then yields, then blocks.
+    /// What the poll loop does when it has no work: spin, yield, block, or adaptive (spin, then yield, then block).
     #[arg(long, value_name = "HOW", default_value = "adaptive", conflicts_with = "spin")]
     pub(crate) idle: Idle,
     /// The same as --idle spin.
     #[arg(long)]
     pub(crate) spin: bool,
-    /// The one P_Key of this end's port, in place of 0xffff: a partition in its low 15 bits, and 0x8000 for a
-    /// full member. Both ends must be of one partition, and one of them a full member.
+    /// The P_Key of this end's port, instead of 0xffff. Its low 15 bits are the partition, which must be the same at
+    /// both ends; 0x8000 is full membership, which at least one end must have.
     #[arg(long, value_name = "KEY", value_parser = parse_pkey)]
     pub(crate) pkey: Option<PKey>,
     #[command(flatten)]
     pub(crate) congestion: CongestionArgs,
-    /// Record all frames of this end into a pcapng file.
+    /// Record all frames that this end sends and receives into a pcapng file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// The state of that recording.
@@ -74,7 +73,9 @@ impl PortArgs {
     pub(crate) fn for_server(&self) -> PortArgs {
         let pkey = self.pkey.map(|pkey| PKey(pkey.0 | 0x8000));
         if let Some(pkey) = pkey.filter(|pkey| Some(*pkey) != self.pkey) {
-            info!("the server here takes P_Key {pkey}: of two limited members neither would hear the other");
+            info!(
+                "the server in this process uses P_Key {pkey}: two limited members would drop each other's packets"
+            );
         }
         PortArgs { core: None, pcap: None, pkey, ..self.clone() }
     }
@@ -87,7 +88,9 @@ pub(crate) fn parse_pkey(text: &str) -> Result<PKey, String> {
         None => text.parse(),
     };
     let pkey = number.ok().map(PKey).filter(|pkey| pkey.is_valid());
-    pkey.ok_or_else(|| "a P_Key is a number of 16 bits, as 0x8001, with a partition in the low 15".to_owned())
+    pkey.ok_or_else(|| {
+        "must be a P_Key of 16 bits, as 0x8001, with a partition other than 0 in the low 15".to_owned()
+    })
 }
 
 /// Whether a device can't be opened because it is in use.
@@ -187,7 +190,7 @@ pub(crate) fn packet_driver(device: Device, what: &str) -> Result<Box<dyn Packet
     device.into_driver().map_err(|rnic| {
         let name = &rnic.capabilities().interface;
         Failure::usage(format!(
-            "{what}: the frames of '{name}' are the card's; it takes a packet driver, as udp:ADDRESS"
+            "{what}: the card handles the frames of '{name}'; use a packet driver, as udp:ADDRESS"
         ))
     })
 }
@@ -288,7 +291,7 @@ impl Endpoint {
         };
         if table.is_empty() {
             return Err(Failure::usage(format!(
-                "'{}' has no IP address, so it has no GID; give it one: `ip addr add 10.0.0.1/24 dev {0}`",
+                "'{}' has no IP address, so it has no GID; add an address: `ip addr add 10.0.0.1/24 dev {0}`",
                 port.interface
             )));
         }
@@ -337,7 +340,9 @@ impl Endpoint {
             return Ok(());
         }
         let interface = &self.context.port().interface;
-        Err(Failure::usage(format!("-s {size}: a datagram on '{interface}' has at most {most} bytes")))
+        Err(Failure::usage(format!(
+            "-s {size}: must be at most {most}, the longest datagram on '{interface}'"
+        )))
     }
 
     /// The address of a peer, with the GID at `index` as the source.
@@ -410,9 +415,7 @@ impl Endpoint {
     /// The failure for an event other than the expected one.
     pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
         Failure::run(match event {
-            CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }
-                if self.switch().is_some() =>
-            {
+            CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. } if self.switch().is_some() => {
                 format!(
                     "no server on '{}' listens on this port (-p); has it joined that too, as this user and in this network \
                      namespace?",
@@ -420,20 +423,20 @@ impl Endpoint {
                 )
             }
             CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. } => {
-                "the peer refuses: no server listens on this port (-p); one that serves another client listens again when \
-                 that is done"
+                "the peer refuses: no server listens on this port (-p); a server that serves another \
+                 client listens again afterwards"
                     .to_owned()
             }
             CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
             CmEvent::Unreachable { reason: Unreachable::Silent { .. }, .. } => format!(
-                "the peer does not answer; is its UDP port 4791 open, does something listen there, and is it in the \
+                "the peer does not answer; is its UDP port 4791 open, does a server listen there, and is it in the \
                  partition of {} (--pkey)?{}",
                 self.pkey(),
                 self.evidence()
             ),
             CmEvent::Unreachable { reason, .. } => reason.to_string(),
             CmEvent::Disconnected { .. } => "the peer has ended the connection".to_owned(),
-            other => format!("{other:?} was not to be expected"),
+            other => format!("{other:?} was not expected"),
         })
     }
 
@@ -452,8 +455,8 @@ impl Endpoint {
                     if !std::mem::replace(&mut self.told_pkey, true) {
                         let own = self.pkey();
                         warn!(
-                            "{source} sends packets of P_Key {pkey}, and this end has {own} (--pkey): they are dropped \
-                             (rx_pkey_mismatch)"
+                            "{source} sends packets with P_Key {pkey}, and this end has {own} (--pkey): they are \
+                             dropped (rx_pkey_mismatch)"
                         );
                     }
                 }
@@ -494,7 +497,7 @@ pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure
 /// Makes a context visible to `ferroce stat`. A failure to do so is ignored.
 pub(crate) fn export(context: &mut Context) {
     if let Err(error) = context.export() {
-        warn!("`ferroce stat` will not see this: {error}");
+        warn!("`ferroce stat` will not show this context: {error}");
     }
 }
 

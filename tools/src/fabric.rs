@@ -71,7 +71,7 @@ use scenario::Scenario;
 use traffic::Group;
 use wrong::Wrong;
 
-/// Simulates a fabric of switches and shows what congestion control, ECN, PFC and repeat modes do in it.
+/// Simulates a fabric of switches and shows the effects of congestion control, ECN, PFC and retransmission modes.
 #[derive(clap::Args, Clone, Debug)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES, mut_args = options::with_hyphens)]
 pub struct Args {
@@ -82,25 +82,25 @@ pub struct Args {
     scene: SceneOptions,
     #[command(flatten)]
     settings: Settings,
-    /// Run with each of these settings and print them side by side: controls, as off,dcqcn, or values of any option of the
-    /// groups above, as kmin=50KB,100KB or pfc=on,off; a plus joins options (kmin=50KB+pmax=1). Given several
-    /// times, each is combined with each.
+    /// Run with each of these settings and print them side by side: congestion controls, as off,dcqcn, or values of any
+    /// option of the groups above, as kmin=50KB,100KB or pfc=on,off; a plus joins options (kmin=50KB+pmax=1). If it is
+    /// given several times, all combinations are run.
     #[arg(long, value_name = "LIST", help_heading = "What is run and printed")]
     compare: Vec<String>,
     /// Seed of all random decisions; 1 by default.
     #[arg(long, value_name = "SEED", help_heading = "What is run and printed", value_parser = options::whole::<u64>)]
     seed: Option<u64>,
-    /// Run with so many seeds, --seed and those after it, and print mean and standard deviation.
+    /// Run with N seeds, --seed and the following ones, and print mean and standard deviation.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What is run and printed", value_parser = options::between::<1, 10_000>)]
     seeds: u64,
-    /// Simulations at a time; by default as many as there are cores.
+    /// Simulations that run in parallel; by default the number of cores.
     #[arg(long, value_name = "N", help_heading = "What is run and printed", value_parser = options::between::<1, 1024>)]
     jobs: Option<u64>,
-    /// Write plots of rates and queues over time, of the first seed of each setting.
+    /// Write plots of rates and queues over time, for the first seed of each setting.
     #[arg(long, value_name = "FILE", help_heading = "What is run and printed")]
     svg: Option<PathBuf>,
-    /// Record what passes a port, named as in the report (switch0:3, host2), as pcapng with virtual time; can be given several
-    /// times, for a single run.
+    /// Record the packets of a port, named as in the report (switch0:3, host2), into a pcapng file with virtual time;
+    /// can be given several times, for a single run.
     #[arg(long, value_name = "PORT=FILE", help_heading = "What is run and printed")]
     pcap: Vec<PortFile>,
     #[command(flatten, next_help_heading = "What is run and printed")]
@@ -119,22 +119,22 @@ const HEAP_PER_HOST: usize = 512 << 10;
 
 // One line per paragraph; clap wraps them.
 const ABOUT: &str = "\
-Simulates a fabric of switches and shows what congestion control, ECN, PFC and repeat modes do in it.
+Simulates a fabric of switches and shows the effects of congestion control, ECN, PFC and retransmission modes.
 
 Hosts run the engine of ferroce, unchanged, over switches with shared buffers, ECN marking, PFC and ECMP, in virtual time: \
-nothing is sent, neither root nor a network is needed, and the same seed gives the same run on any machine.
+no packet leaves the process, neither root nor a network is needed, and the same seed gives the same run on any machine.
 
 SCENARIO is one of these, or a TOML file (--describe prints one to start from; docs/fabric.md describes it):
   incast       N senders (16), 10 messages of 1 MB, to one receiver
-  fairness     N endless senders (4) to one receiver, one each 2 ms
+  fairness     N endless senders (4) to one receiver; a new one starts every 2 ms
   burst        N senders (16), 256 KB every 5 ms; two endless senders
   victim       a flow that shares a paused link with an incast (16)
-  permutation  N hosts (32), each with 10 messages of 1 MB for another
-  allreduce    N ranks (64) of the collectives: all algorithms, 1 KiB to 4 MiB
-  alltoall     N hosts (16), each with 1 MB for each other one
+  permutation  N hosts (32), each sends 10 messages of 1 MB to one other
+  allreduce    N ranks (64) of ferroce-collectives: all algorithms, 1 KiB to 4 MiB
+  alltoall     N hosts (16), each sends 1 MB to each other host
   websearch    N hosts (32), a web search workload, 30 % load, 20 ms
 
-The report has goodput, flow completion times (FCT: from posted to completed) and slowdown (FCT divided by that of the flow \
+The report has goodput, flow completion times (FCT: from the post of a message to its completion) and slowdown (FCT divided by that of the flow \
 alone), Jain's fairness index, queues, marks, CNPs, pauses, drops and retransmissions.";
 
 const EXAMPLES: &str = "\
@@ -142,16 +142,16 @@ Examples:
   ferroce fabric incast --hosts 32
       32 senders to one receiver, with DCQCN, ECN and PFC.
   ferroce fabric incast --hosts 32 --kmin 100KB --pfc off
-      The same, marked from 100 KB of queue on, and without PFC.
+      The same, with ECN marks from a queue of 100 KB on, and without PFC.
   ferroce fabric incast --compare off,dcqcn --compare pfc=on,off --seeds 5
       Four settings side by side, mean and standard deviation of 5 seeds.
   ferroce fabric permutation --topology fat-tree --hosts 128 --rate 400G
   ferroce fabric victim --describe > victim.toml; ferroce fabric victim.toml
-      A file to change.
+      The scenario as a file, to be changed.
 
 Exit status: 0 if every message was completed, or the scenario has no end and ran until its limit; 1 if a queue pair failed \
-or a message was not completed (the report is printed); 2 if a value makes no sense or changes nothing; 130 if it was \
-interrupted (what is known until then is printed).";
+or a message was not completed (the report is printed); 2 if a value is invalid or has no effect; 130 if it was \
+interrupted (the results until then are printed).";
 
 /// Runs the command and prints the report.
 ///
@@ -160,7 +160,7 @@ interrupted (what is known until then is printed).";
 /// interrupted.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let bases = args.bases()?;
-    let Some(first) = bases.first() else { return Err(Failure::usage("--compare: nothing to run")) };
+    let Some(first) = bases.first() else { return Err(Failure::usage("--compare: no setting to run")) };
     if args.describe {
         let text = file::write(&first.description)?;
         return output::write(format_args!("{text}")).map(|_| ExitCode::SUCCESS);
@@ -168,7 +168,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     args.check_outputs()?;
     let hosts = bases.iter().map(|base| base.description.topology.hosts()).max().unwrap_or(0);
     if hosts >= LARGE && !heap::prefer_huge_pages(hosts * HEAP_PER_HOST) {
-        tracing::debug!("no huge pages for {hosts} hosts: a run takes a fifth longer");
+        tracing::debug!("no huge pages for {hosts} hosts: a run takes 20 % longer");
     }
     if first.description.seed.checked_add(args.seeds - 1).is_none() {
         let (seed, seeds) = (first.description.seed, args.seeds);
@@ -178,7 +178,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let runs = bases.len() as u64 * args.seeds;
     if !args.pcap.is_empty() && runs > 1 {
         return Err(Failure::usage(format!(
-            "--pcap: {runs} runs; it is for one, without --compare and --seeds"
+            "--pcap: there are {runs} runs; must be a single one, without --compare and --seeds"
         )));
     }
     let interrupt = Interrupt::install()?;
@@ -249,7 +249,7 @@ impl Args {
             let names: Vec<String> = Scenario::value_variants().iter().map(Scenario::to_string).collect();
             let names = names.join(", ");
             return Err(Failure::usage(format!(
-                "'{}' is neither a scenario nor a file; scenarios are {names}",
+                "'{}' is neither a scenario nor a file; the scenarios are {names}",
                 self.scenario
             )));
         }
@@ -390,7 +390,7 @@ impl<'a> Campaign<'a> {
         {
             let limit = self.bases[0].description.time.limit;
             return format!(
-                "interrupted at {} of {limit}: this is a part of the run",
+                "interrupted at {} of {limit}: the report covers a part of the run",
                 legible_time(run.outcome.duration)
             );
         }
@@ -403,12 +403,12 @@ impl<'a> Campaign<'a> {
             fewer.map(|case| format!("'{}' has {} of {} seeds", case.label, case.runs.len(), self.seeds));
         let mut left: Vec<String> = fewer.collect();
         if done == 0 {
-            left = vec!["nothing is known".to_owned()];
+            left = vec!["there are no results".to_owned()];
         } else if !absent.is_empty() {
             left.push(format!("without a run, and left out: {}", absent.join(", ")));
         }
         let left = left.join("; ");
-        format!("interrupted: only the {done} of {of} runs count that had come to their end; {left}")
+        format!("interrupted: only the {done} of {of} runs that were complete are reported; {left}")
     }
 
     fn print(&self, args: &Args, cases: &[Case], interrupted: Option<String>) -> Result<(), Failure> {

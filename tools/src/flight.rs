@@ -17,32 +17,33 @@ use merged::Merged;
 use report::Report;
 use sources::Sources;
 
-/// Shows what the ranks of communicators have done last, who waits for whom, and who is late or slow.
+/// Shows the last operations of the ranks (processes) of collective jobs, which rank waits for which, and which is late or slow.
 ///
-/// Each process with collectives records its last operations in memory that others can read while it works, hangs or is stopped. Root
-/// sees the processes of all users, others their own. A communicator that fails leaves a file where FERROCE_FLIGHT_DIR names a directory;
-/// `ferroce collective` leaves one at SIGUSR1 and SIGTERM, too, programs do by FlightRecorder::dump, and --dump writes them from outside. Files of several hosts are read as one:
-/// times are by the hosts' clocks, but who came late and who waits is not.
+/// Each process with collectives records its last operations in memory that other processes can read while it works, hangs or is
+/// stopped. Root sees the processes of all users, others their own. Files are written when a communicator fails and
+/// FERROCE_FLIGHT_DIR names a directory, by `ferroce collective` on SIGUSR1 and SIGTERM, by programs that call
+/// FlightRecorder::dump, and by --dump. Files of several hosts are shown together: times depend on the hosts' clocks, late and
+/// waiting ranks are found without them.
 ///
-/// Exit status: 0 if there was a recording of every file and process that was named, 1 if not, 2 for wrong usage. Of a directory
-/// those that can be read are shown all the same.
+/// Exit status: 0 if every file and process that was named has a recording, 1 if not, 2 for wrong usage. If some files of a
+/// directory can't be read, the others are still shown, and the exit status is 1.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Files, directories of files, and numbers of processes; all processes of this host by default.
+    /// Files, directories of files, and process ids; by default all processes of this host.
     #[arg(value_name = "FILE|PID")]
     sources: Vec<PathBuf>,
-    /// Only the communicator whose id begins so.
+    /// Only the communicator whose id begins with ID.
     #[arg(long, value_name = "ID")]
     communicator: Option<String>,
-    /// So many operations of each communicator, the last ones.
+    /// Show the last N operations of each communicator.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=256))]
     last: u32,
-    /// Draws them as a time line: a row for each rank.
+    /// Write these operations as a time line with a row per rank.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Writes the recordings of these processes, or of all of this host, to new files in DIR, for their owner alone, and shows
-    /// nothing but their names: for ranks of any launcher, on each host.
+    /// Write the recordings of the named processes, or of all of this host, to new files in DIR that only their owner can read, and
+    /// print only the file names. For ranks of any launcher; run it on each host.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["communicator", "last", "svg", "json"])]
     dump: Option<PathBuf>,
     #[command(flatten)]
@@ -51,11 +52,11 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  ferroce flight                                    the communicators of this host's processes, as they are now
-  ferroce flight --dump /var/tmp/job                a file of each process there, for another host to read
-  kill -USR1 PID                                    a rank of `ferroce collective` leaves a file in its directory
-  FERROCE_FLIGHT_DIR=/var/tmp/job torchrun ...      each rank leaves a file there if its communicator fails
-  ferroce flight /var/tmp/job --svg job.svg         those files as one, those of other hosts copied there before";
+  ferroce flight                                    the communicators of this host's processes now
+  ferroce flight --dump /var/tmp/job                one file per process, to be read on any host
+  kill -USR1 PID                                    a rank of `ferroce collective` writes a file into its directory
+  FERROCE_FLIGHT_DIR=/var/tmp/job torchrun ...      each rank writes a file there if its communicator fails
+  ferroce flight /var/tmp/job --svg job.svg         all files there; copy those of other hosts there before";
 
 /// Prints the recordings; see [`Args`] for the exit status.
 ///
@@ -108,12 +109,17 @@ impl Args {
             Diagnosis::all(recordings).iter().map(|of| format!("{:016x}", of.communicator)).collect();
         match &self.communicator {
             Some(wanted) if !ids.is_empty() => {
-                format!("--communicator {}: none begins so; there are {}", legible(wanted), ids.join(", "))
+                format!(
+                    "--communicator {}: no id begins with it; there are {}",
+                    legible(wanted),
+                    ids.join(", ")
+                )
             }
             _ if recordings.is_empty() => {
-                "no process with collectives is to be seen on this host; those of other users can't be seen without being root".to_owned()
+                "no process with collectives is visible on this host; only root sees those of other users"
+                    .to_owned()
             }
-            _ => "no communicator of two ranks or more is recorded".to_owned(),
+            _ => "no communicator of two or more ranks is recorded".to_owned(),
         }
     }
 }

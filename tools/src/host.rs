@@ -69,7 +69,7 @@ pub(crate) fn in_background<T: Send + 'static>(
             Ok(outcome) => return Ok(outcome),
             Err(RecvTimeoutError::Timeout) => interrupt.check()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::run(format!("host '{host}': the thread that looks for it has ended")));
+                return Err(Failure::run(format!("host '{host}': the thread that resolves it has ended")));
             }
         }
     }

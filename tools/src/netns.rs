@@ -102,7 +102,7 @@ impl Drop for Lab {
     fn drop(&mut self) {
         for namespace in &self.namespaces {
             if let Err(error) = ip(&format!("netns del {namespace}")) {
-                warn!("a network namespace stays behind: {error}");
+                warn!("a network namespace could not be removed: {error}");
             }
         }
     }
@@ -130,8 +130,8 @@ fn remove_abandoned(purpose: &str) {
         let pid = name.strip_prefix(&prefix).and_then(|rest| rest.split('-').next());
         if pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()) {
             match ip(&format!("netns del {name}")) {
-                Ok(()) => info!("removed the network namespace {name}, which a killed process left behind"),
-                Err(error) => warn!("a killed process left a network namespace behind: {error}"),
+                Ok(()) => info!("removed the network namespace {name}, which a killed process had left"),
+                Err(error) => warn!("a network namespace of a killed process could not be removed: {error}"),
             }
         }
     }

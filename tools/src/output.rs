@@ -92,8 +92,8 @@ impl Output {
 /// `--json`, of every command that has a report.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct JsonArg {
-    /// Print the report as JSON in place of text: to standard output, with nothing else there, or into FILE
-    /// (--json=FILE; --json=- is standard output). A server of several clients writes a report for each, one behind the other.
+    /// Print the report as JSON instead of text: to standard output, with nothing else there, or into FILE
+    /// (--json=FILE; --json=- is standard output).
     #[arg(
         id = "json",
         long = "json",
@@ -177,7 +177,7 @@ pub(crate) fn check_files<'a>(
         // A device such as /dev/null may be given several times.
         let is_file = path.is_file() || !path.exists();
         if let Some((other, _)) = taken.iter().find(|(_, other)| is_file && *other == real(path)) {
-            return Err(Failure::usage(format!("{named}: must be a file of its own; {other} has this one")));
+            return Err(Failure::usage(format!("{named}: must be another file; {other} has this one")));
         }
         taken.push((option, real(path)));
     }

@@ -64,21 +64,21 @@ use session::{Beside, Session};
 
 /// Measures bandwidth or latency of one operation between two ends.
 ///
-/// Without HOST it is the server and waits for one client; with HOST the client, which decides
-/// sizes, counts and depths for both. With `-d loopback` and no HOST, both ends run in this process.
-/// If either end is killed, the other one says so and ends with exit status 1. A run that lasts says how far it is: each
-/// second with -D, else each 5 s.
+/// Without HOST it is the server and waits for one client; with HOST the client, which decides sizes, counts and depths
+/// for both. With `-d loopback` and no HOST, both ends run in this process. If either end is killed, the other one
+/// reports it and exits with status 1. A long run prints its progress to standard error: every second with -D,
+/// otherwise every 5 s. With -P and --json a server writes one report per client, one after another.
 ///
-/// A run that ends early, by Ctrl-C (SIGINT), SIGTERM or a failure, prints what was measured until then, at both ends (with
-/// perftest, at the client). The exit status is 130 at an end that a signal came to, and 1 at the other.
+/// A run that ends early, by Ctrl-C (SIGINT), SIGTERM or a failure, prints its results until then, at both ends (with
+/// perftest, at the client). The exit status is 130 at an end that received a signal, and 1 at the other.
 ///
-/// Either end can be a program of perftest, 5.5 to 6.x: ib_write_bw, ib_read_lat and so on. A server finds
-/// that out, a client is told with --perftest. Both ends then want the same -s, -n, -q, -a, -b and -c, for perftest
-/// does not exchange them, and -n counts the messages of each queue pair. What only two of these can do,
-/// --check and --selective-repeat, is refused.
+/// Either end can be a program of perftest, 5.5 to 6.x: ib_write_bw, ib_read_lat and so on. A server detects perftest;
+/// at a client give --perftest. perftest does not exchange -s, -n, -q, -a, -b and -c: they must be the same at both
+/// ends, and -n is the number of messages per queue pair. --check and --selective-repeat need ferroce at both ends, and
+/// are refused with perftest.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What is measured.
+    /// The operation to measure.
     operation: Operation,
     /// Bandwidth or latency.
     mode: Mode,
@@ -89,81 +89,82 @@ pub struct Args {
     /// TCP port of the control connection.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18515)]
     tcp_port: u16,
-    /// Bytes of a message, as 65536, 64K or 1M (K is 1024, KB is 1000); 65536 for bandwidth by default (1024 of UD), 2 for
-    /// latency, always 8 for atomics.
+    /// Bytes of a message, as 65536, 64K or 1M (K is 1024, KB is 1000). Default: bandwidth 65536 (1024 with UD),
+    /// latency 2; atomics always have 8.
     #[arg(short, long, value_name = "BYTES", value_parser = quantity::length::<1, MAX_SIZE>)]
     size: Option<u32>,
     /// All sizes from 2 B to 8 MiB, each for 5000 messages or 256 MiB, whichever is less.
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// Messages of each size; 5000 for bandwidth by default, 1000 for latency, and with perftest 1000 for
-    /// bandwidth too unless of WRITE.
+    /// Messages of each size. Default: bandwidth 5000 (with perftest 1000, except WRITE), latency 1000.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 48))]
     iters: Option<u64>,
     /// Seconds for each size, instead of -n.
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["iters", "bytes"])]
     duration: Option<Duration>,
-    /// Bytes of each size in all, as 1G, instead of -n.
+    /// Total bytes of each size, as 1G, instead of -n.
     #[arg(long, value_name = "BYTES", value_parser = quantity::total, conflicts_with = "iters")]
     bytes: Option<u64>,
-    /// Queue pairs.
+    /// Number of queue pairs.
     #[arg(short, long = "qp", value_name = "QPS", default_value_t = 1)]
     qps: u32,
-    /// Transport service: RC, UC (WRITE and SEND) or UD (SEND); the client decides, with perftest each end.
+    /// Transport service: RC, UC (WRITE and SEND) or UD (SEND). The client decides; with perftest give it at both ends.
     #[arg(short = 'c', long, default_value = "RC", ignore_case = true)]
     service: Service,
-    /// Both ends send at the same time; the client decides, with perftest each end.
+    /// Both ends send at the same time. The client decides; with perftest give it at both ends.
     #[arg(short, long)]
     bidirectional: bool,
     /// Path MTU: 256, 512, 1024, 2048 or 4096; by default the largest that both interfaces allow.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
-    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; the peer's kind of address by default. A
-    /// row of an RNIC's own table, which has those of RoCE v1 too, is named by the device: ibverbs:mlx5_0:1:3.
+    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; by default a row of the peer's IP
+    /// version. For a row of an RNIC's own table, which also has the GIDs of RoCE v1, give the device with its row:
+    /// ibverbs:mlx5_0:1:3.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
-    /// Server: send messages and answers to READs also to a GID that is another address than the client comes from
-    /// over TCP.
+    /// Server: also send messages and READ responses to a client whose GID is not the address of its TCP connection.
     #[arg(long, conflicts_with = "host")]
     any_gid: bool,
     #[command(flatten)]
     serving: ServingArgs,
-    /// Operations outstanding on a queue pair.
+    /// Outstanding send WRs per queue pair.
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=MAX_DEPTH as i64))]
     tx_depth: u32,
-    /// Receives posted on a queue pair.
+    /// Receive WRs posted per queue pair.
     #[arg(short, long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=MAX_DEPTH as i64))]
     rx_depth: u32,
-    /// READs and atomics under way on a queue pair.
+    /// Outstanding READs and atomics per queue pair.
     #[arg(short, long = "outs", default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..=128))]
     outstanding: u8,
     /// ACK timeout, 4.096 µs · 2^N.
     #[arg(short = 'u', long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
     qp_timeout: u8,
-    /// Send again only what is missing, in place of everything after it; the client decides.
+    /// Retransmit only lost packets, instead of all packets from the first lost one. The client decides.
     #[arg(long)]
     selective_repeat: bool,
-    /// Memory of this end that is sent from and received into: host, or a GPU's (opencl[:N], cuda[:N]), which its own copies
-    /// move; the other end may have other memory. Not for atomics. Where a WRITE's latency is measured, each look for its last byte
-    /// is a copy too.
+    /// Memory of this end for the messages: host, or a GPU's (opencl[:N], cuda[:N]), which its own copies move; the
+    /// other end can use other memory. Not for atomics. In `write lat` each poll of the last byte is also a copy by the
+    /// GPU.
     #[arg(long, default_value_t)]
     memory: MemorySpec,
-    /// Which atomic.
+    /// The atomic operation.
     #[arg(short = 'A', long = "atomic_type", default_value = "FETCH_AND_ADD")]
     atomic: AtomicType,
-    /// Compare every byte that arrives with what it must be, at the end where it arrives.
+    /// The receiving end compares every byte with the expected value. The client decides.
     #[arg(long)]
     check: bool,
-    /// The server is one of perftest's programs; with -d loopback, both ends here speak as these do.
+    /// The server is a perftest program. With -d loopback both ends use perftest's exchange.
     #[arg(long, conflicts_with_all = ["check", "selective_repeat"])]
     perftest: bool,
     /// Refused: ferroce perf does not connect by rdma_cm, as perftest does with -R and -z.
     #[arg(short = 'R', long = "rdma_cm", visible_short_alias = 'z', visible_alias = "comm_rdma_cm")]
     rdma_cm: bool,
-    /// Measure over this device too, in turn with -d, three times each, and print one table of both with ratio and spread:
-    /// --compare=ibverbs:mlx5_0, or --compare for the RNIC on the interface of -d. Both ends want it; an end that has but
-    /// one device names that again; a GID is chosen by DEVICE (ibverbs:mlx5_0:1:3), not by -x. Each device is closed before the other is opened, so AF_XDP and an RNIC may share an
-    /// interface; a UDP socket and rdma_rxe want the same UDP port of one network namespace.
+    /// Also measure over this device, alternating with -d, three times each, and print one table of both with ratio and
+    /// spread: --compare=ibverbs:mlx5_0, or --compare for the RNIC on the interface of -d. Both ends need this option;
+    /// an end with only one device names it twice (-d DEVICE --compare=DEVICE). Select GIDs by DEVICE
+    /// (ibverbs:mlx5_0:1:3), not by -x. Each device is closed before the other is opened, so AF_XDP and an RNIC can
+    /// share an interface; a UDP socket and rdma_rxe can't be compared in one network namespace, because both need UDP
+    /// port 4791.
     #[arg(
         long,
         value_name = "DEVICE",
@@ -175,7 +176,8 @@ pub struct Args {
     compare: Option<Comparison>,
     #[command(flatten)]
     json: JsonArg,
-    /// Print only errors and warnings to standard error, no progress; the report stays. (-q is --qp here, as in perftest.)
+    /// Print only errors and warnings to standard error, no progress; the report is still printed. (-q is --qp here, as
+    /// in perftest.)
     // Replaces the option of all commands, since `-q` has another meaning here.
     #[arg(long, global = true)]
     quiet: bool,
@@ -229,7 +231,7 @@ fn start(args: &Args) -> Result<(), Failure> {
     }
     if args.perftest {
         return Err(Failure::usage(
-            "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
+            "--perftest is for a client, with a HOST; a server detects a perftest client",
         ));
     }
     let mut tcp_port = args.tcp_port;
@@ -255,8 +257,8 @@ impl Args {
     fn check(&self) -> Result<(), Failure> {
         if self.rdma_cm {
             return Err(Failure::usage(
-                "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and `ucmatose` \
-                 connect so)",
+                "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and \
+                 `ucmatose` connect by it)",
             ));
         }
         let plan = self.plan();
@@ -325,16 +327,16 @@ impl Args {
     fn check_perftest(&self) -> Result<(), Failure> {
         let counted = self.operation == Operation::Send || self.plan().echoes();
         let refused = [
-            (self.check, "--check: perftest does not say what its messages hold"),
-            (self.selective_repeat, "--selective-repeat: perftest can't agree to it"),
+            (self.check, "--check: the contents of perftest's messages are not known"),
+            (self.selective_repeat, "--selective-repeat: perftest does not support it"),
             (
                 counted && self.duration.is_some(),
-                "-D: this operation's server counts messages too, and perftest does not say how many come; \
+                "-D: the server of this operation must know the number of messages, which perftest does not send; \
                  give -n at both ends",
             ),
             (
                 self.plan().doorbell() && self.iters == Some(1),
-                "-n 1: WRITE latency is timed from one WRITE to the next there, so 2 or more",
+                "-n 1: must be 2 or more: perftest measures WRITE latency from one WRITE to the next",
             ),
         ];
         match refused.iter().find(|(given, _)| *given) {
@@ -363,7 +365,7 @@ impl Args {
         let mut ear = Ear::open(end, listener.port()?)?;
         let meanwhile = || {
             if matches!(patience, Patience::Until(end) if Instant::now() > end) {
-                return Err(Failure::run("the client has not come back; does it have --compare too?"));
+                return Err(Failure::run("the client has not connected again; does it have --compare too?"));
             }
             end.poll().and_then(|_| ear.check(end))
         };
@@ -419,7 +421,7 @@ impl Args {
         })?;
         let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
         // The server sends to this end's TCP address if it is one of the device's.
-        let own = stream.local_addr().or_fail(|| "the own address".into())?.ip().to_canonical();
+        let own = stream.local_addr().or_fail(|| "the address of this end".into())?.ip().to_canonical();
         let known = end.context.port().gids.iter().position(|row| row.gid == Gid::from(own));
         let wanted = self.gid_index.or(known);
         let gid_index = end.gid_index(wanted, Some(Gid::from(peer.ip().to_canonical())))?;

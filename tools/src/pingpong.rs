@@ -29,10 +29,10 @@ use crate::visitors::await_client;
 use crate::{host, quantity, selftest, tcp};
 use destination::Destination;
 
-/// SENDs back and forth, as ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong do.
+/// Sends messages (SENDs) back and forth, as ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong do.
 ///
-/// Without HOST it is the server and waits for one client; with HOST the client. The other end can be one
-/// of these, unmodified. With `-d loopback` and no HOST, both ends run in this process.
+/// Without HOST it is the server and waits for one client; with HOST the client. The other end can be one of these
+/// programs, unmodified. With `-d loopback` and no HOST, both ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -44,33 +44,35 @@ pub struct Args {
     /// TCP port of the exchange of addresses.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18515)]
     tcp_port: u16,
-    /// Transport service; the unreliable ones do not survive a loss.
+    /// Transport service. With uc and ud a lost message is not retransmitted: both ends fail after 10 s without a
+    /// message.
     #[arg(short = 't', long, default_value = "rc")]
     service: ServiceArg,
-    /// Bytes of a message, as 4096 or 64K (K is 1024, KB is 1000); 4096 by default, 1024 for ud, where it is a packet's
-    /// payload at most.
+    /// Bytes of a message, as 4096 or 64K (K is 1024, KB is 1000). Default: 4096; for ud 1024, and at most the path
+    /// MTU.
     #[arg(short, long, value_name = "BYTES", value_parser = quantity::length::<0, { 1 << 30 }>)]
     size: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096; the same at both ends.
     #[arg(short, long, default_value = "1024", value_parser = path_mtu)]
     mtu: PathMtu,
-    /// Receives posted at a time.
+    /// Receive WRs posted at a time.
     #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=65536))]
     rx_depth: u32,
     /// Exchanges.
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     iters: u64,
-    /// Service level; goes nowhere on a link without VLAN tags.
+    /// Service level: the priority in VLAN tags; without VLAN tags, as here, it has no effect.
     #[arg(short = 'l', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
     sl: u8,
     /// Sleep on completion events instead of polling.
     #[arg(short, long, conflicts_with = "spin")]
     events: bool,
-    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; the peer's kind of address by default. A
-    /// row of an RNIC's own table, which has those of RoCE v1 too, is named by the device: ibverbs:mlx5_0:1:3.
+    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; by default a row of the peer's IP
+    /// version. For a row of an RNIC's own table, which also has the GIDs of RoCE v1, give the device with its row:
+    /// ibverbs:mlx5_0:1:3.
     #[arg(short, long, value_name = "INDEX")]
     gid_idx: Option<usize>,
-    /// Check every message that arrives; give it at both ends.
+    /// Check the data of every message received; give it at both ends.
     #[arg(short, long)]
     chk: bool,
 }
@@ -106,14 +108,14 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 
 /// Parses a path MTU.
 pub(crate) fn path_mtu(text: &str) -> Result<PathMtu, String> {
-    let bytes: u32 = text.parse().map_err(|_| format!("'{text}': 256, 512, 1024, 2048 or 4096"))?;
+    let bytes: u32 = text.parse().map_err(|_| format!("'{text}': must be 256, 512, 1024, 2048 or 4096"))?;
     PathMtu::try_from(bytes).map_err(|error| error.to_string())
 }
 
 fn start(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     if args.sl != 0 {
-        warn!("-l {}: frames carry no VLAN tag here, so the service level goes nowhere", args.sl);
+        warn!("-l {}: frames carry no VLAN tag here, so the service level has no effect", args.sl);
     }
     if let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? {
         let listener = Listener::local()?;
@@ -387,7 +389,7 @@ impl<'a> PingPong<'a> {
         let (size, offset) = (self.args.size(), self.args.offset());
         if length != size + offset {
             return Err(Failure::run(format!(
-                "message {number} has {} bytes; -s {size} at the other end too?",
+                "message {number} has {} bytes; must be {size}: is -s the same at the other end?",
                 length.saturating_sub(offset)
             )));
         }

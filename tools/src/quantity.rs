@@ -86,7 +86,7 @@ fn hint(text: &str, units: Units) -> String {
         false => {
             let names: Vec<&str> =
                 units.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
-            format!("; '{unit}' is no unit, units are {}", names.join(", "))
+            format!("; '{unit}' is not a unit; units are {}", names.join(", "))
         }
     }
 }

@@ -78,19 +78,20 @@ use play::PlayOutcome;
 use progress::Progress;
 use report::{EndReport, ReplayReport};
 
-/// Checks both ends of the conversations in a capture against the rules, and runs the engine in the place of either.
+/// Checks the packets of both ends of each conversation in a capture against the rules of RoCE, and runs ferroce's
+/// engine in the place of each end to compare.
 ///
-/// The engine runs under virtual time: what the application of the recorded end posted follows from its packets, the
-/// other end's packets reach the engine at their recorded times, and what the engine sends is compared with what was
-/// recorded. A capture may begin and end anywhere; what it does not show is not judged.
+/// The engine runs in virtual time. The work requests of the recorded end are derived from its packets, the other end's
+/// packets reach the engine at their recorded times, and the engine's packets are compared with the recorded ones. A
+/// capture may begin and end anywhere; what it does not show is not judged.
 ///
-/// The capture is held in memory, which takes two to six times its size. Ctrl-C ends reading, and what was read is
-/// judged; Ctrl-C after that ends the judging, and what was judged is printed.
+/// The capture is held in memory, which needs two to six times its size. Ctrl-C ends reading, and the packets read are
+/// judged; a second Ctrl-C ends the judging, and the results until then are printed.
 ///
-/// Exit status: 0 if everything conforms or differs lawfully, 1 if a rule is broken, 2 if the capture can't be read to
-/// its end (what is there is judged), an option does not fit it, or the report can't be written, 3 if there is nothing in
-/// it to judge: no request whose ICRC is right, or only some whose pairing would be a guess; 130 if it was interrupted
-/// before its end and no rule is broken until there.
+/// Exit status: 0 if everything conforms or differs only as the standard allows, 1 if a rule is broken, 2 if the
+/// capture can't be read to its end (the packets until there are judged), an option does not fit it, or the report
+/// can't be written, 3 if there is nothing to judge: no request with a right ICRC, or none that can be assigned to a
+/// connection for certain; 130 if it was interrupted and no rule is broken until there.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -98,19 +99,19 @@ Examples:
   ferroce replay --role 10.0.0.2 --json trace.pcapng
   tcpdump -U -i eth0 -w - udp port 4791 | ferroce replay -")]
 pub struct Args {
-    /// The capture: a pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets, compressed by gzip or not; - for
-    /// standard input.
+    /// The capture: a pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets, optionally compressed by gzip;
+    /// - is standard input.
     file: PathBuf,
-    /// Put the engine only in the place of this address; can be given several times.
+    /// Run the engine only in the place of this address; can be given several times.
     #[arg(short, long = "role", value_name = "ADDRESS")]
     roles: Vec<IpAddr>,
-    /// Path MTU, where the packets do not show it: 256, 512, 1024, 2048 or 4096.
+    /// Path MTU, if the packets do not show it: 256, 512, 1024, 2048 or 4096.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
-    /// The engine's ACK timeout, 4.096 µs · 2^N, in place of the recorded end's; 0 is none.
+    /// The engine's ACK timeout, 4.096 µs · 2^N, instead of the recorded end's; 0 is none.
     #[arg(short = 'u', long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=31))]
     qp_timeout: Option<u8>,
-    /// Two queue pairs that are connected with each other, as 0x11:0x22, where the packets do not show it; can be given
+    /// Two queue pairs that are connected to each other, as 0x11:0x22, if the packets do not show it; can be given
     /// several times.
     #[arg(long = "pair", value_name = "QPN:QPN", value_parser = pair)]
     pairs: Vec<(Qpn, Qpn)>,
@@ -147,7 +148,7 @@ fn replay(args: &Args) -> Result<ReplayReport, Failure> {
         known.sort();
         known.dedup();
         return Err(Failure::usage(format!(
-            "--role {role}: nobody has this address in {}; {}",
+            "--role {role}: no conversation in {} has this address; {}",
             capture_input::name(&args.file),
             if known.is_empty() {
                 "there is no conversation".to_owned()

@@ -22,11 +22,10 @@ use crate::role::{self, Role, RoleArgs};
 use crate::serving::{ServingArgs, until_signal};
 use advertisement::Advertisement;
 
-/// Connects by the connection manager and reads, writes and sends there and back, as rping does.
+/// Connects by the connection manager and moves data there and back by READ, WRITE and SEND, as rping does.
 ///
-/// Without HOST it is the server (as `rping -s`) and serves one client; with HOST the client
-/// (as `rping -c HOST`). The other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in
-/// this process.
+/// Without HOST it is the server (as `rping -s`) and serves one client; with HOST the client (as `rping -c HOST`). The
+/// other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -38,13 +37,13 @@ pub struct Args {
     /// Port of the connection manager.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7174)]
     cm_port: u16,
-    /// Bytes of a ping, as 4096 or 64K (K is 1024, KB is 1000); the same at both ends, or more at the server.
+    /// Bytes of a ping, as 4096 or 64K (K is 1024, KB is 1000); the server's size must be at least the client's.
     #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = quantity::length::<17, { 1 << 20 }>)]
     size: u32,
-    /// Pings; the client decides.
+    /// Number of pings; the client's number counts.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Print what came back.
+    /// Print the data of each ping.
     #[arg(short, long)]
     verbose: bool,
 }
@@ -94,7 +93,7 @@ impl Role for Rping<'_> {
         let callers = end.await_callers(args.cm_port, 1, &parameters, |end| queue_pair(end, *incoming));
         let Some(callers) = until_signal(callers)? else { return Ok(false) };
         let [Caller { request, qp }] = callers[..] else {
-            return Err(Failure::run(format!("{} clients in place of one", callers.len())));
+            return Err(Failure::run(format!("{} clients instead of one", callers.len())));
         };
         self.qp = Some(qp);
         let brought = request.private_data;
@@ -104,7 +103,7 @@ impl Role for Rping<'_> {
             let length = from.length.min(self.args.size);
             if from.length > self.args.size {
                 return Err(Failure::usage(format!(
-                    "the client pings with {} bytes; give the server -S {0}",
+                    "the client pings with {} bytes; start the server with -S {0}",
                     from.length
                 )));
             }
@@ -120,10 +119,8 @@ impl Role for Rping<'_> {
         if pings == 0 {
             let mut why = "the client ended the connection without a ping: is it another program?".to_owned();
             if let Some(last) = brought.iter().rposition(|byte| *byte != 0) {
-                why += &format!(
-                    " Its request brought private data, as rping's does not: {}",
-                    quote(&brought[..=last])
-                );
+                why +=
+                    &format!(" Its request has private data, unlike rping's: {}", quote(&brought[..=last]));
             }
             return Err(Failure::run(why + &self.end.evidence()));
         }
@@ -298,7 +295,7 @@ fn check_message(wc: &WorkCompletion) -> Result<(), Failure> {
     }
     let what = if wc.opcode == WcOpcode::Recv { "a SEND" } else { "an RDMA WRITE with immediate" };
     Err(Failure::run(format!(
-        "{what} of {length} bytes came in place of rping's SEND of {}: the peer is another program",
+        "{what} of {length} bytes arrived instead of rping's SEND of {}: the peer is another program",
         Advertisement::LEN
     )))
 }

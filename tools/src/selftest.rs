@@ -15,7 +15,7 @@ use crate::failure::Failure;
 pub(crate) fn ports(device: &DeviceSpec, host: Option<&str>) -> Result<Option<[Device; 2]>, Failure> {
     match (device, host) {
         (DeviceSpec::Loopback, None) => {
-            info!("loopback reaches no other process: server and client both run in this one");
+            info!("loopback does not leave this process: server and client both run in it");
             let [server, client] = [1, 2].map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
             let (server, client) = loopback::pair(&[server], &[client]);
             Ok(Some([Box::new(server).into(), Box::new(client).into()]))

@@ -16,9 +16,9 @@ use crate::failure::Failure;
 // A client that connects while another one is served finds no listener, and is refused at once.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct ServingArgs {
-    /// Server: serve one client after another until SIGINT or SIGTERM, which end it with status 0 unless a client is being
-    /// served. A client that fails does not end it. A client that comes while another one is served is refused, and can try
-    /// again later.
+    /// Server: serve clients one after another until SIGINT or SIGTERM, which end it with status 0 if no client is
+    /// being served. A failed client does not end it. While one client is served, others are refused and can try again
+    /// later.
     #[arg(short = 'P', long, conflicts_with_all = ["host", "pcap"])]
     persistent: bool,
 }
@@ -45,7 +45,7 @@ impl ServingArgs {
                 Ok(true) => served += 1,
                 Ok(false) => return ended(served),
                 Err(failure @ (Failure::Run(_) | Failure::Usage(_))) if self.persistent => {
-                    warn!("a client was not served to its end: {failure}");
+                    warn!("serving a client failed: {failure}");
                     thread::sleep(PAUSE);
                 }
                 Err(failure) => return Err(failure),
@@ -57,7 +57,7 @@ impl ServingArgs {
                     Ok(end) => break end,
                     Err(_) if interrupt.is_set() => return ended(served),
                     Err(failure) if !is_told => {
-                        warn!("no client can be served until this works again: {failure}");
+                        warn!("no client can be served until this is resolved: {failure}");
                         is_told = true;
                     }
                     Err(_) => {}
@@ -69,7 +69,7 @@ impl ServingArgs {
 }
 
 fn ended(served: u64) -> Result<(), Failure> {
-    info!("a signal ends the server, which has served {served} clients");
+    info!("a signal ends the server after {served} clients");
     Ok(())
 }
 

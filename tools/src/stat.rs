@@ -24,37 +24,38 @@ use crate::tcp::ListenAddress;
 use table::Table;
 pub(crate) use table::title;
 
-/// Shows what running ferroce processes count: packets, losses, errors, events, objects in use.
+/// Shows the counters of running ferroce processes: packets, losses, errors, events, objects in use.
 ///
-/// Communicators are among them, with what each rank has exchanged with each other one, also those of processes that hang; below them
-/// stands who is late, slow or waited for, as far as the ranks of this host tell.
+/// The report includes communicators (groups of ranks of a collective job), also of processes that hang, with the
+/// traffic between each two ranks. Below them it names ranks that are late, slow or waited for, as far as the ranks of
+/// this host know.
 ///
-/// ferroce's commands (`perf`, `rping`, `demo`, ...) show themselves while they run, and so does every program
-/// that calls `Context::export`. Root sees the processes of all users, others their own. Counters
-/// have the names of the hw_counters of mlx5_ib and rdma_rxe where those count the same.
+/// ferroce's commands (`perf`, `rping`, `demo`, ...) are shown while they run, and so is every program that calls
+/// `Context::export`. Root sees the processes of all users, others their own. Counters have the names of the
+/// hw_counters of mlx5_ib and rdma_rxe if those count the same.
 ///
-/// The JSON is an array of contexts; with --watch one array in each line.
+/// The JSON is an array of contexts; with --watch one array per line.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Only this process, or this device: an interface's name.
+    /// Only this process, or this device: the name of an interface.
     #[arg(value_name = "PID|DEVICE")]
     which: Option<String>,
-    /// Also what is 0, and limits, which do not change.
+    /// Also show counters that are 0, and limits, which do not change.
     #[arg(long, conflicts_with_all = ["json", "prometheus", "listen"])]
     all: bool,
     #[command(flatten)]
     json: JsonArg,
-    /// As Prometheus' text, exposition format 0.0.4.
+    /// Print the report in Prometheus' text format, version 0.0.4.
     #[arg(long, conflicts_with_all = ["watch", "listen", "json"])]
     prometheus: bool,
-    /// Serve Prometheus' text at http://ADDRESS:PORT/metrics until SIGINT or SIGTERM, which end it with status 0. ADDRESS is an
-    /// IP address or a host name; PORT alone is 127.0.0.1:PORT, and :PORT all addresses of this machine.
+    /// Serve the Prometheus text at http://ADDRESS:PORT/metrics until SIGINT or SIGTERM, which end it with status 0.
+    /// ADDRESS is an IP address or a host name; PORT alone is 127.0.0.1:PORT, and :PORT all addresses of this host.
     #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["watch", "json"])]
     listen: Option<ListenAddress>,
-    /// Again every so many seconds, with what came in a second.
+    /// Repeat every SECONDS seconds, with the increase per second.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
     watch: Option<u32>,
-    /// How often, with --watch; without end by default.
+    /// Number of repetitions with --watch; without end by default.
     #[arg(long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
 }
@@ -86,7 +87,7 @@ impl Args {
             let (commands, findings) = (found.commands(), found.findings());
             let contexts = match found.or_explain() {
                 Err(_) if turn > 0 => {
-                    info!("what was watched has ended");
+                    info!("the watched processes have ended");
                     return Ok(());
                 }
                 contexts => contexts?,
@@ -230,12 +231,12 @@ impl Contexts {
                 };
                 format!("no process and no device '{wanted}'; there are: {}{more}", others.join("; "))
             }
-            _ => "no running ferroce process to be seen; ferroce's commands (`perf`, `rping`, `demo`, ...) show themselves, other \
-                  programs by Context::export"
+            _ => "no running ferroce process is visible; ferroce's commands (`perf`, `rping`, `demo`, ...) are \
+                visible, other programs by Context::export"
                 .to_owned(),
         };
         if self.forbidden > 0 {
-            reason += "; those of other users can't be seen without being root (permission denied)";
+            reason += "; only root sees those of other users (permission denied)";
         }
         Err(Failure::Run(reason))
     }

@@ -76,7 +76,7 @@ impl Listener {
         let listener = TcpListener::bind(&addresses[..]).map_err(|error| {
             Failure::run(match error.kind() {
                 ErrorKind::AddrInUse => {
-                    format!("TCP port {port} is another process's; take another one at both ends (-p)")
+                    format!("TCP port {port} is in use by another process; use another one at both ends (-p)")
                 }
                 _ => format!("listening on TCP port {port}: {error}"),
             })
@@ -125,7 +125,7 @@ impl Listener {
             // descriptor available.
             Err(error) => {
                 if !self.is_troubled.swap(true, Ordering::Relaxed) {
-                    warn!("a client can't be let in: {error}");
+                    warn!("a client can't be accepted: {error}");
                 }
                 None
             }
@@ -257,7 +257,7 @@ pub(crate) fn check_greeting(found: &Greeting, right: &Greeting, command: &str) 
         return Ok(());
     }
     Err(Failure::run(format!(
-        "the other end greets with '{}' instead of '{}': it is not `ferroce {command}`, or of another version",
+        "the other end greets with '{}' instead of '{}': it is not `ferroce {command}`, or it is another version",
         found.escape_ascii(),
         right.escape_ascii()
     )))

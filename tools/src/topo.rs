@@ -17,10 +17,11 @@ use crate::failure::{Failure, legible};
 use crate::output::{JsonArg, check_files, note};
 use report::{Process, Report};
 
-/// Shows the topology of this host: sockets, NUMA nodes, the PCI tree with GPUs and network cards and their speeds; how far each
-/// GPU is from each card; which card each should use, in which order ranks go, and why; and what is placed so that it costs.
+/// Shows the topology of this host: sockets, NUMA nodes, the PCI tree with GPUs and network cards and their speeds, the distance of
+/// each GPU from each card, which card each GPU should use, the order of the ranks, the reasons, and placements that cost
+/// performance.
 ///
-/// Distances have the names of `nvidia-smi topo -m`. All of it is read from sysfs, of this machine or a recorded one. Nothing is
+/// Distances have the names of `nvidia-smi topo -m`. Everything is read from sysfs, of this host or a recorded one. Nothing is
 /// measured or changed, and no privilege is needed.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
@@ -31,23 +32,23 @@ Examples:
   ferroce topo --record host-7            # then, anywhere: ferroce topo --sysfs host-7
   ferroce topo --json | jq '.warnings[] | {subject, cost, remedy}'")]
 pub struct Args {
-    /// Read this sysfs tree in place of /sys: a folder that --record has made.
+    /// Read this sysfs tree instead of /sys: a folder made by --record.
     #[arg(long, value_name = "DIR")]
     sysfs: Option<PathBuf>,
-    /// Copy the files that were read into a new or empty folder, to look at them elsewhere or to attach them to a report. They have
-    /// names of interfaces, and no addresses.
+    /// Copy the files that were read into a new or empty folder, to examine them elsewhere or to attach them to a report. They
+    /// contain names of interfaces, but no addresses.
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
-    /// Also check where a process may run: by its number, or `self`, which is this command with the affinity that it was given.
+    /// Also check the CPU affinity of process PID; `self` is this process (taskset -c 0-7 ferroce topo --pid self).
     #[arg(long, value_name = "PID", value_parser = pid, conflicts_with_all = ["sysfs", "cpus"])]
     pid: Option<Pid>,
-    /// Also check what it costs to run on these CPUs, as 0-7,64-71.
+    /// Also check the cost of running on these CPUs, as 0-7,64-71.
     #[arg(long, value_name = "LIST")]
     cpus: Option<CpuSet>,
-    /// Which rank on this host the process of --pid or --cpus is; any if it is not given.
+    /// The rank on this host of the process of --pid or --cpus; by default it can be any.
     #[arg(long, value_name = "N")]
     local_rank: Option<usize>,
-    /// Draw it, too.
+    /// Also write a drawing.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -62,8 +63,7 @@ fn pid(text: &str) -> Result<Pid, String> {
     match text {
         "self" => Ok(Pid(None)),
         number => {
-            let number =
-                number.parse::<u32>().map_err(|_| "the number of a process, or 'self'".to_owned())?;
+            let number = number.parse::<u32>().map_err(|_| "must be a process id, or 'self'".to_owned())?;
             Ok(Pid(Some(number)))
         }
     }
@@ -88,7 +88,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         }
     }
     if args.local_rank.is_some() && args.pid.is_none() && args.cpus.is_none() {
-        return Err(Failure::usage("--local-rank is for --pid or --cpus, of which there is none"));
+        return Err(Failure::usage("--local-rank needs --pid or --cpus"));
     }
     let host = match &args.sysfs {
         Some(folder) => Topology::read(folder)?,

@@ -17,11 +17,10 @@ use crate::role::{self, Role, RoleArgs};
 use crate::serving::{ServingArgs, until_signal};
 use crate::{callers, quantity};
 
-/// Makes connections by the connection manager and moves SENDs over them, as ucmatose does.
+/// Makes connections by the connection manager and exchanges SENDs over them, as ucmatose does.
 ///
-/// Without HOST it is the server and serves one client; with HOST the client
-/// (`ucmatose -s HOST`). The other end can be an unmodified ucmatose. With `-d loopback` and no HOST, both
-/// ends run in this process.
+/// Without HOST it is the server and serves one client; with HOST the client (`ucmatose -s HOST`). The other end can be
+/// an unmodified ucmatose. With `-d loopback` and no HOST, both ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -33,10 +32,10 @@ pub struct Args {
     /// Port of the connection manager.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7471)]
     cm_port: u16,
-    /// Connections; the same at both ends, as the rest.
+    /// Number of connections. -c, -C and -S must be the same at both ends.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=128))]
     connections: u32,
-    /// Messages on each connection, each way; 0 connects and disconnects.
+    /// Messages per connection in each direction; 0 connects and disconnects.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=4096))]
     count: u32,
     /// Bytes of a message, as 4096 or 64K (K is 1024, KB is 1000).
@@ -156,7 +155,7 @@ impl<'a> Ucmatose<'a> {
                 WcOpcode::Recv if wc.byte_len != self.args.size => {
                     let (size, length) = (self.args.size, wc.byte_len);
                     return Err(Failure::usage(format!(
-                        "a message of {length} bytes; -S {size} at the other end too?"
+                        "a message of {length} bytes; must be {size}: is -S the same at the other end?"
                     )));
                 }
                 WcOpcode::Recv => self.received += 1,

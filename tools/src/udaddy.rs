@@ -19,11 +19,10 @@ use crate::quantity;
 use crate::role::{self, Role, RoleArgs};
 use crate::serving::{ServingArgs, until_signal};
 
-/// Finds a datagram service by the connection manager and moves datagrams there and back, as udaddy does.
+/// Finds a datagram service by the connection manager and exchanges datagrams with it, as udaddy does.
 ///
-/// Without HOST it is the server and serves one client; with HOST the client
-/// (`udaddy -s HOST`). The other end can be an unmodified udaddy. With `-d loopback` and no HOST, both ends
-/// run in this process.
+/// Without HOST it is the server and serves one client; with HOST the client (`udaddy -s HOST`). The other end can be
+/// an unmodified udaddy. With `-d loopback` and no HOST, both ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -35,7 +34,7 @@ pub struct Args {
     /// Port of the connection manager.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7174)]
     cm_port: u16,
-    /// Datagrams each way; the same at both ends.
+    /// Datagrams in each direction; the same at both ends.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=4096))]
     count: u32,
     /// Bytes of a datagram, as 1024 or 4K (K is 1024, KB is 1000); the same at both ends.

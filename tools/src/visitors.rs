@@ -54,7 +54,7 @@ pub(crate) fn await_client<T>(
         for (stream, from) in listener.newcomers() {
             stream.set_nonblocking(true).or_fail(|| "accepting a client".into())?;
             if visitors.len() == MOST {
-                send_away(&visitors.remove(0), "it has said too little for too long");
+                send_away(&visitors.remove(0), "it has not sent its greeting in time");
             }
             let deadline = Instant::now() + PATIENCE;
             visitors.push(Visitor { stream, from, said: Vec::new(), needs: first, deadline });
@@ -76,7 +76,7 @@ pub(crate) fn await_client<T>(
 }
 
 fn send_away(visitor: &Visitor, reason: &str) {
-    warn!("{} is no client: {reason}; still waiting for one", visitor.from);
+    warn!("{} is not a client: {reason}; still waiting for one", visitor.from);
 }
 
 impl Visitor {
@@ -108,7 +108,9 @@ impl Visitor {
                 Heard::Client(client) => return Ok(Some(client)),
                 Heard::Needs(bytes) if bytes > self.said.len() && bytes <= LONGEST => self.needs = bytes,
                 Heard::Needs(bytes) => {
-                    return Err(Failure::run(format!("a message of {bytes} bytes; at most {LONGEST}")));
+                    return Err(Failure::run(format!(
+                        "a message of {bytes} bytes: must be at most {LONGEST}"
+                    )));
                 }
             }
         }

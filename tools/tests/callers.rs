@@ -39,11 +39,11 @@ impl Stranger {
     /// The server's message once it has received all of it.
     fn is_told_by(self) -> &'static str {
         match self {
-            Stranger::Unlike => "is no client: it asks for Uc",
+            Stranger::Unlike => "is not a client: it asks for Uc",
             Stranger::Absent => "connection request",
-            Stranger::Trespasses => "is no client: it asks for what its connection does not allow",
-            Stranger::Fickle => "is no client: it refuses",
-            Stranger::Seeks => "looks for the service",
+            Stranger::Trespasses => "is not a client: it asks for access that its connection does not allow",
+            Stranger::Fickle => "is not a client: it refuses",
+            Stranger::Seeks => "resolves the service",
         }
     }
 }
@@ -145,25 +145,30 @@ fn is_served(program: &str, port: u16, strangers: &[Stranger], waiting: &str) {
 
 #[test]
 fn a_server_of_rping_survives_strangers() {
-    is_served("rping -C 3", 7191, &[Stranger::Unlike], "is no client: it asks for Uc");
-    is_served("rping -C 3", 7192, &[Stranger::Absent, Stranger::Absent], "others were connected before it");
-    is_served("rping -C 3", 7193, &[Stranger::Fickle], "is no client: it refuses");
+    is_served("rping -C 3", 7191, &[Stranger::Unlike], "is not a client: it asks for Uc");
+    is_served(
+        "rping -C 3",
+        7192,
+        &[Stranger::Absent, Stranger::Absent],
+        "other clients were connected before it",
+    );
+    is_served("rping -C 3", 7193, &[Stranger::Fickle], "is not a client: it refuses");
     is_served("rping -C 3", 7195, &[Stranger::Trespasses], Stranger::Trespasses.is_told_by());
 }
 
 #[test]
 fn a_server_of_ucmatose_survives_strangers() {
     let program = "ucmatose -c 2 -C 3";
-    is_served(program, 7491, &[Stranger::Unlike], "is no client: it asks for Uc");
-    is_served(program, 7492, &[Stranger::Absent; 3], "others were connected before it");
-    is_served(program, 7493, &[Stranger::Fickle, Stranger::Absent], "is no client: it refuses");
+    is_served(program, 7491, &[Stranger::Unlike], "is not a client: it asks for Uc");
+    is_served(program, 7492, &[Stranger::Absent; 3], "other clients were connected before it");
+    is_served(program, 7493, &[Stranger::Fickle, Stranger::Absent], "is not a client: it refuses");
     // More than are kept: the oldest are dropped.
     is_served(program, 7494, &[Stranger::Absent; 20], "for too long");
 }
 
 #[test]
 fn a_server_of_udaddy_survives_strangers() {
-    is_served("udaddy -C 3", 7194, &[Stranger::Seeks, Stranger::Seeks], "looks for the service");
+    is_served("udaddy -C 3", 7194, &[Stranger::Seeks, Stranger::Seeks], "resolves the service");
 }
 
 /// Packets of another partition are dropped without an answer.

@@ -433,7 +433,7 @@ fn lose_a_rank(seed: u64) {
     children[victim].wait().unwrap();
     for (rank, output) in outputs.into_iter().enumerate() {
         let why = output.join().unwrap();
-        let names = why.contains(&format!("rank {victim} is gone")) || why.contains("gave up first");
+        let names = why.contains(&format!("rank {victim} is gone")) || why.contains("failed first");
         assert!(
             rank == victim || names && why.contains(&format!("rank {rank}, ")),
             "seed {seed}, rank {rank}: {why}"

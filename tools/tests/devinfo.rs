@@ -50,7 +50,7 @@ fn rnics_are_listed_beside_interfaces() {
     for line in [
         "  keys: unknown whether they can be guessed\n",
         "  events that it does not raise: unknown\n",
-        "  congestion control of the card: not told\n",
+        "  congestion control of the card: not reported\n",
     ] {
         assert!(text.contains(line), "'{line}' is not in {text}");
     }
@@ -59,7 +59,7 @@ fn rnics_are_listed_beside_interfaces() {
     // A driver's name selects that driver, and never an RNIC on the same interface; the stub's RNICs are on lo.
     let text = run(&["devinfo", "-d", "udp:lo"]);
     assert!(text.contains("-d udp:lo takes udp: the name says so\n"), "{text}");
-    assert!(text.contains("  an RNIC is on this interface too, and faster: -d ibverbs:stub0\n"), "{text}");
+    assert!(text.contains("  an RNIC is on this interface too, and is faster: -d ibverbs:stub0\n"), "{text}");
     let card: serde_json::Value =
         serde_json::from_str(&run(&["devinfo", "-d", "ibverbs:stub1", "--json"])).unwrap();
     assert_eq!(card["choice"]["driver"], "ibverbs");
@@ -72,7 +72,7 @@ fn rnics_are_listed_beside_interfaces() {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("'stub0' is an RNIC, and no interface: -d ibverbs:stub0"), "{text}");
+    assert!(text.contains("'stub0' is an RNIC, not an interface: -d ibverbs:stub0"), "{text}");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
         text.stdout.contains("path MTU 4096 needs an MTU of 4160 over IPv4 and 4180 over IPv6"),
         "{text:#?}"
     );
-    let line = "  pause frames, PFC and classes of DSCPs unknown (the kernel's driver does not tell)\n";
+    let line = "  pause frames, PFC and classes of DSCPs unknown (the kernel's driver does not report it)\n";
     assert!(text.stdout.contains(line), "{text:#?}");
 }
 
@@ -136,7 +136,7 @@ fn missing_rights_are_listed() {
     let text = run(nobody);
     assert!(text.contains("AF_XDP lacks CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF: run as root"), "{text}");
     assert!(
-        text.contains("`-d INTERFACE` takes udp, which has a higher latency and needs no rights\n"),
+        text.contains("`-d INTERFACE` uses udp, which has a higher latency and needs no privilege\n"),
         "{text}"
     );
     // A report that can't be written is rejected before any work.
@@ -150,7 +150,7 @@ fn missing_rights_are_listed() {
     let text = run("unshare --map-root-user --net");
     assert!(text.contains("AF_XDP lacks rights outside of this user namespace"), "{text}");
     assert!(!text.contains("setcap"), "{text}");
-    assert!(text.contains("no network interface but lo; `-d loopback`"), "{text}");
+    assert!(text.contains("no network interface except lo; `-d loopback`"), "{text}");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn gpus_are_listed_with_what_they_lack() {
     assert!(line.contains(" GiB, ") && line.contains("PCI "), "{line}");
     if name.starts_with("opencl") {
         assert!(
-            text.contains("  no dma-buf, so no RNIC reaches its memory: OpenCL exports none\n"),
+            text.contains("  no dma-buf, so no RNIC can access its memory: OpenCL exports none\n"),
             "{text}"
         );
     }

@@ -138,10 +138,10 @@ fn a_rank_that_is_late_is_named_by_flight_and_by_stat() {
             calls(report) >= 100 && finding(report, "late").is_some_and(|late| late["rank"] == 2)
         });
         let late = finding(&report, "late").unwrap();
-        assert!(late["text"].as_str().unwrap().starts_with("rank 2 came last in "), "{late}");
+        assert!(late["text"].as_str().unwrap().starts_with("rank 2 began last in "), "{late}");
         let stat = text(&ferroce(["stat"]).stdout);
         let id = report["communicator"].as_str().unwrap();
-        let line = format!("communicator {id}: rank 2 came last in ");
+        let line = format!("communicator {id}: rank 2 began last in ");
         assert!(stat.contains(&line), "no '{line}' in\n{stat}");
         let title = format!("rank 2 of 4 of communicator {id}");
         assert!(stat.contains(&title), "no '{title}' in\n{stat}");
@@ -209,7 +209,7 @@ fn a_hanging_rank_is_found_from_recordings_alone() {
     let table = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
     for expected in
-        ["no recording of 1 ranks: 1", "wait for rank 1 in ", "there is no recording of it", "all_reduce"]
+        ["no recording of 1 ranks: 1", "wait for rank 1 in ", "it has no recording here", "all_reduce"]
     {
         assert!(table.contains(expected), "no '{expected}' in\n{table}");
     }
@@ -352,9 +352,9 @@ fn recordings_of_running_ranks_are_written_from_outside() {
     let table = text(&ferroce(["flight", one, other]).stdout);
     assert!(table.contains(": 2 ranks\n") && !table.contains("not shown"), "{table}");
     for (sources, code, due) in [
-        (vec![path, "4294967295"], 1, "process 4294967295 has no flight recorder"),
-        (vec![path, one], 2, "with --dump it must be the number of a process"),
-        (vec![one], 2, "must be a directory that is there"),
+        (vec![path, "4294967295"], 1, "process 4294967295 has no visible flight recorder"),
+        (vec![path, one], 2, "with --dump must be a process id"),
+        (vec![one], 2, "must be an existing directory"),
     ] {
         let output = ferroce(["flight", "--dump"].into_iter().chain(sources));
         assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
@@ -388,7 +388,7 @@ fn commands_of_processes_are_shown_and_simulations_are_not() {
     };
     until(LIMIT, peak, || "the simulation does not begin".to_owned());
     let output = ferroce(["flight", &pid.to_string()]);
-    assert!(text(&output.stderr).contains("has no flight recorder"), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("has no visible flight recorder"), "{}", text(&output.stdout));
 }
 
 /// The signal goes to the process that has started them.
@@ -436,16 +436,20 @@ fn what_is_no_recording_is_refused_by_name() {
         assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
     }
     for (arguments, code, due) in [
-        (vec!["flight".to_owned(), shown(&pipe)], 1, "pipe': must be a file, which a pipe or device is not"),
+        (vec!["flight".to_owned(), shown(&pipe)], 1, "pipe': must be a regular file, not a pipe or device"),
         (vec!["flight".to_owned(), shown(&piped)], 1, "ferroce-flight.host.1.0': must be a file"),
         (
             vec!["flight".to_owned(), shown(&nonsense)],
             1,
-            "ferroce-flight.nonsense': no flight recording: it does not begin as one",
+            "ferroce-flight.nonsense': no flight recording: it does not begin like one",
         ),
         (vec!["flight".to_owned(), shown(&empty)], 1, "empty': no file in it is called ferroce-flight..."),
         (vec!["flight".to_owned(), shown(&folder.0.join("none"))], 1, "none': No such file"),
-        (vec!["flight".to_owned(), "4294967295".to_owned()], 1, "process 4294967295 has no flight recorder"),
+        (
+            vec!["flight".to_owned(), "4294967295".to_owned()],
+            1,
+            "process 4294967295 has no visible flight recorder",
+        ),
         (vec!["flight".to_owned(), "--last".to_owned(), "0".to_owned()], 2, "--last"),
         (vec!["flight".to_owned(), "--svg".to_owned(), "/no/such/x.svg".to_owned()], 2, "/no/such"),
     ] {

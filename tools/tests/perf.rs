@@ -474,7 +474,7 @@ fn two_devices_in_turn() {
     // A missing device is reported before the measurement.
     for (devices, reason) in [
         (format!("-d {VETH} --compare"), "RNIC"),
-        (format!("-d {VETH} --compare=ibverbs:no_such0"), "'ibverbs:no_such0' can't be had: "),
+        (format!("-d {VETH} --compare=ibverbs:no_such0"), "'ibverbs:no_such0' can't be opened: "),
         ("-d udp:192.0.2.9 --compare".to_owned(), "no interface of 'udp:192.0.2.9'"),
     ] {
         let outcome = Ferroce::start(Some(&pair.b), &format!("{test} {devices} {SERVER}")).end();

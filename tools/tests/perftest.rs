@@ -107,7 +107,7 @@ fn a_client_that_sends_otherwise_than_it_says_is_named() {
         ("write bw", QpType::Rc, "send", &["sent a SEND", "perf write bw"]),
         ("send bw", QpType::Rc, "long send", &["a message of 77 bytes", "65536", "-s"]),
         // Some arrive, but fewer than it reports.
-        ("write bw", QpType::Rc, "write", &["of 100 requests", "10 have come", "-b"]),
+        ("write bw", QpType::Rc, "write", &["of 100 requests", "10 have arrived", "-b"]),
         ("atomic bw", QpType::Rc, "nothing", &["has not sent a packet", "-b was given at one end"]),
     ] {
         let (server, mut client) = Client::of(test);
@@ -249,7 +249,7 @@ fn a_word_that_is_begun_must_end() {
     let outcome = server.end();
     drop(client);
     assert!(outcome.took < Duration::from_secs(20), "{outcome:#?}");
-    fails(outcome, &["1 bytes of its next word within 10 s"]);
+    fails(outcome, &["1 bytes of its next message within 10 s"]);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_client_with_a_smaller_count_is_named() {
         let client = Ferroce::start(None, &arguments);
         let outcome = server.end();
         assert!(outcome.took < Duration::from_secs(10), "{service}: {outcome:#?}");
-        fails(outcome, &["perftest has ended its part", "-n"]);
+        fails(outcome, &["perftest has ended", "-n"]);
         fails(client.end(), &["-n"]);
     }
 }

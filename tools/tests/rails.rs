@@ -91,7 +91,7 @@ fn a_link_goes_down_and_comes_back() {
         let (report, said) = end(ranks);
         println!("rail {rail}: {}", report["results"][0]["out_of_place"]);
         assert_eq!(report["wrong"], 0, "{report}");
-        for due in ["is left", "is taken up again"] {
+        for due in ["is no longer used", "is used again"] {
             assert!(said.contains(&format!("rail {rail} (veth{rail}) {due}")), "{said}");
         }
     }

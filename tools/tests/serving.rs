@@ -60,7 +60,7 @@ fn a_persistent_server_outlives_a_client_that_fails() {
     let outcome = client("perf read bw -n 20", port, "127.0.0.1");
     assert_eq!(outcome.code, Some(1), "{outcome:#?}");
     assert!(outcome.stderr.contains("give both the same"), "{outcome:#?}");
-    server.says("a client was not served to its end", || {});
+    server.says("serving a client failed", || {});
     server.ready();
     assert_eq!(client("perf write bw -n 20", port, "127.0.0.1").code, Some(0));
     server.ready();
@@ -88,7 +88,7 @@ fn a_persistent_server_waits_for_its_port() {
             }
         };
         assert_eq!(first.end().code, Some(0), "{command}");
-        server.says("no client can be served until this works again", || {});
+        server.says("no client can be served until this is resolved", || {});
         drop(stranger);
         server.ready();
         assert_eq!(client(command, port, "127.0.0.1").code, Some(0), "{command}");

@@ -493,7 +493,7 @@ fn who_says_it_is_the_kernels_word() {
     chown(&directory, Some(3_000_000_000 + std::process::id()), None).unwrap();
     let outcome = stat(&process.pid().to_string());
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
-    for (path, reason) in [(&foreign, "of uid 0 listens there"), (&link, "is no socket")] {
+    for (path, reason) in [(&foreign, "of uid 0 listens there"), (&link, "is not a socket")] {
         let said = outcome.stderr.lines().find(|line| line.contains(path.to_str().unwrap()));
         assert!(said.is_some_and(|said| said.contains(reason)), "{outcome:#?}");
     }
@@ -564,7 +564,7 @@ fn root_of_a_user_namespace_has_its_own_sockets() {
     let folder = format!("/tmp/ferroce-{UID}");
     let is_there = fs::remove_dir(&folder);
     assert_eq!(status, Some(0), "{stderr}");
-    assert!(!stderr.contains("will not see this") && !stderr.contains("/run/ferroce"), "{stderr}");
+    assert!(!stderr.contains("will not show this context") && !stderr.contains("/run/ferroce"), "{stderr}");
     assert!(is_there.is_ok(), "{folder}: {is_there:?}");
     let (_, stderr) = run("stat");
     fs::remove_file(&ferroce).unwrap();

@@ -42,9 +42,9 @@ fn a_server_as_text() {
             "\n  rank 0: GPU 0 uses enp24s0np0 (mlx5_0) at PXB; no other is as near",
             "\n  rail 7: enp220s0np0 (mlx5_11), 400 Gb/s, rank 7\n",
             "\n  0 -NODE- 1 -NODE- 2 -NODE- 3 -SYS- 4 -NODE- 5 -NODE- 6 -NODE- 7 -SYS- 0\n",
-            "\n  why: 2 of 8 hops cross sockets; no other order has fewer, and of these none is shorter\n",
+            "\n  why: 2 of 8 hops cross sockets; no other order has fewer, and no order with as many is shorter\n",
             "\ntree 0\n  0 > 4; 4 > 2, 6; 2 > 1, 3; 6 > 5, 7\n",
-            "\nplacement: nothing is known that costs\n",
+            "\nplacement: no problem found\n",
         ],
     );
     // The console is neither a GPU nor a NIC.
@@ -113,7 +113,7 @@ fn pictures() {
     for (server, parts) in [
         (DGX_H100, ["GPU 7", "enp220s0np0", "pci0000:d9"]),
         (DGX_A100_FAULTY, ["tree 1", "placement that costs: 7", "600 Gb/s for the host in place of 1100"]),
-        (VIRTUAL_MACHINE, ["eth0", "rate not told", "NUMA node not told"]),
+        (VIRTUAL_MACHINE, ["eth0", "rate not reported", "NUMA node not reported"]),
     ] {
         let sysfs = Sysfs::of(server);
         let file = sysfs.root().join("host.svg");
@@ -134,9 +134,10 @@ fn a_virtual_machine() {
         &text,
         &[
             ": 1 socket, 1 NUMA node, 4 CPUs, 7.0 GiB; 0 GPUs, 1 network port\n",
-            "devices of which no NUMA node is told\n  pci0000:00\n    0000:00:03.0 NIC 0 eth0: up, rate not told, MTU 1500\n",
+            "devices without a reported NUMA node\n  pci0000:00\n    0000:00:03.0 NIC 0 eth0: up, rate not reported, \
+             MTU 1500\n",
             "rank 0: eth0; no GPU is here, so each NIC is a rank\n",
-            "placement: nothing is known that costs\n",
+            "placement: no problem found\n",
         ],
     );
 }
@@ -174,9 +175,9 @@ fn what_can_not_be_shown_is_refused() {
         (format!("--sysfs {shown}"), format!("'{shown}': it holds no sysfs tree")),
         (format!("--sysfs {shown}/x"), format!("'{shown}/x': No such file")),
         ("--pid 4294967295".into(), "pid = 4294967295: a process that runs".into()),
-        ("--pid me".into(), "the number of a process, or 'self'".into()),
+        ("--pid me".into(), "must be a process id, or 'self'".into()),
         ("--cpus 3-1".into(), "3-1: numbers and ranges as 0-3,8".into()),
-        ("--local-rank 0".into(), "--local-rank is for --pid or --cpus".into()),
+        ("--local-rank 0".into(), "--local-rank needs --pid or --cpus".into()),
         ("--cpus 0 --local-rank 999".into(), "--local-rank 999: this host has".into()),
         ("--cpus 0,8191".into(), "--cpus 0,8191: this host has no CPU 8191".into()),
         ("--cpus=".into(), "--cpus: must be a list, as 0-7,64-71".into()),

@@ -116,7 +116,7 @@ fn between_namespaces_with_every_offload_on_and_off() {
                 let devices = [&format!("udp:{SERVER}"), VETH];
                 let outcomes = program.both(command, Some(&pair), devices, SERVER);
                 all_right(&outcomes, command);
-                assert!(outcomes[1].stderr.contains("because af_xdp can't be had"), "{outcomes:#?}");
+                assert!(outcomes[1].stderr.contains("because af_xdp is not available"), "{outcomes:#?}");
             }
         }
     }

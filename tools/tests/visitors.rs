@@ -59,7 +59,7 @@ fn visitors_neither_end_a_server_nor_hold_it_up() {
         let server = server.end();
         assert_eq!((client.code, server.code), (Some(0), Some(0)), "{command}: {client:#?} {server:#?}");
         assert!(client.took < Duration::from_secs(5), "{command}: {client:#?}");
-        let lines = server.stderr.lines().filter(|line| line.contains("is no client")).count();
+        let lines = server.stderr.lines().filter(|line| line.contains("is not a client")).count();
         // A line for each that has closed or sent something else, and for those beyond the limit.
         assert!((6..=24).contains(&lines), "{command}: {lines} lines in {}", server.stderr);
     }

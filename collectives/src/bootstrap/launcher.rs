@@ -107,7 +107,7 @@ impl Environment<'_> {
         if launcher == Launcher::Slurm && self.has("SLURM_STEP_NUM_TASKS") {
             size_variable = "SLURM_STEP_NUM_TASKS";
         }
-        let rank = self.number(rank_variable, "a number from 0")?;
+        let rank = self.number(rank_variable, "a number, 0 or more")?;
         let size = self.number(size_variable, &format!("the number of ranks, 1 to {MAX_SIZE}"))?;
         let (launcher, meeting) = match id {
             Some(id) => (Launcher::Ferroce, Meeting::Id(id)),
@@ -161,8 +161,8 @@ impl Environment<'_> {
         if self.has(LOCAL) && self.number(LOCAL, "the number of ranks of this host")? == size {
             return Ok((LOCAL, "127.0.0.1".to_owned()));
         }
-        let expected = "the address of the host of rank 0; not all ranks are on one host, and mpirun tells nothing of its own \
-                        (mpirun -x MASTER_ADDR=ADDRESS)";
+        let expected = "the address of the host of rank 0, because the ranks are on several hosts and mpirun does not \
+            provide it (mpirun -x MASTER_ADDR=ADDRESS)";
         let uri = self.get(URI).ok_or_else(|| missing(ADDRESS[1], expected))?;
         // Such as 1205469184.0;tcp://192.0.2.2,198.51.100.2:44973;tcp6://[fd00::2]:52591
         let first = uri.split(';').find_map(|part| part.strip_prefix("tcp://")?.split([',', ':']).next());
@@ -259,7 +259,7 @@ impl Environment<'_> {
         let what = if has_id { "FERROCE_UNIQUE_ID needs a rank, and " } else { "" };
         missing(
             "RANK",
-            &format!("{what}no launcher has told which rank this is; looked for {}", known.join(", ")),
+            &format!("{what}no launcher has set the rank of this process; looked for {}", known.join(", ")),
         )
     }
 }

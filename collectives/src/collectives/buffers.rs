@@ -35,7 +35,7 @@ impl Collectives {
             }
             // Such as a limit on the size of files.
             Err(error) => {
-                warn!("{bytes} bytes of this process's own: {error}");
+                warn!("allocating {bytes} bytes in this process: {error}");
                 self.allocate_private(bytes)
             }
         }
@@ -58,7 +58,7 @@ impl Collectives {
     /// one uses it as memory shared by ranks; [`Error::Gpu`] if a device hangs.
     pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
         if self.groups.iter().any(|group| group.is_about(buffer.mr)) {
-            let expected = "one that no operation under way works on: wait for it first";
+            let expected = "one that no outstanding operation uses: wait for the operation first";
             return Err(Error::invalid("buffer", format!("{:?}", buffer.mr), expected));
         }
         // In a communicator that has failed, outstanding work of the device is not awaited elsewhere.

@@ -86,7 +86,7 @@ impl Collectives {
         let pd = self.ports.pd();
         match self.host.board(&mut self.ports, pd) {
             Err(error) if options.shared_memory == SharedMemory::Auto => {
-                warn!("no memory is shared with ranks of this host: {error}");
+                warn!("no shared memory with ranks of this host: {error}");
                 Ok(Ticket::default())
             }
             board => board,
@@ -107,7 +107,9 @@ impl Collectives {
             (Ok(mapped), _) => {
                 let Collectives { host, ports, poller, .. } = self;
                 mapped.free(host, ports, || poller.now())?;
-                Err(Error::Shared { reason: "another rank can't map what the others share".to_owned() })
+                Err(Error::Shared {
+                    reason: "another rank can't map the shared memory of the others".to_owned(),
+                })
             }
             (Err(error), _) => Err(error),
         };
@@ -124,7 +126,7 @@ impl Collectives {
             warn!(rank = communicator.rank, "{error}");
         }
         if let Some(group) = self.groups.get_mut(communicator.handle) {
-            let reason = reason.unwrap_or("a rank can't map what others share");
+            let reason = reason.unwrap_or("a rank can't map the shared memory of others");
             let mapped = mapped.map_err(|_| reason);
             group.set_mapped(&mut self.ports, mapped);
         }

@@ -172,7 +172,7 @@ impl Collectives {
         if child.is_some() {
             return Ok(child);
         }
-        let problem = "the other ranks hold this one for gone".to_owned();
+        let problem = "the other ranks have given up this one".to_owned();
         let (rank, operation) = (communicator.rank, "shrink".to_owned());
         Err(Error::Failed { rank, operation, cause: Cause::Local { problem } })
     }
@@ -205,7 +205,7 @@ impl Collectives {
         while let Some(handle) = handles.pop() {
             while !self.calm(handle)? {
                 if let Err(error) = self.turn() {
-                    warn!("nothing comes any more: {error}");
+                    warn!("no more messages arrive: {error}");
                     break;
                 }
             }

@@ -208,7 +208,7 @@ impl Member<'_> {
                 .own
                 .failure
                 .clone()
-                .unwrap_or_else(|| "its program has given the communicator back".to_owned());
+                .unwrap_or_else(|| "its program has dropped the communicator".to_owned());
             return Some(Why::IsGone { why });
         }
         let has_called = match operation.call {
@@ -443,7 +443,7 @@ impl fmt::Display for Finding {
             Finding::Failed { rank, why } => write!(f, "rank {rank} has failed: {why}"),
             Finding::Hangs { rank, why, operation, waiting, waited } => {
                 match waiting.len() {
-                    0 => write!(f, "rank {rank} does not go on")?,
+                    0 => write!(f, "rank {rank} makes no progress")?,
                     1 => write!(f, "{} waits for rank {rank}", these(waiting))?,
                     _ => write!(f, "{} wait for rank {rank}", these(waiting))?,
                 }
@@ -460,8 +460,8 @@ impl fmt::Display for Finding {
                 let mean = *all / u32::try_from((*operations).max(1)).unwrap_or(u32::MAX);
                 write!(
                     f,
-                    "rank {rank} came last in {operations} of {of} operations, {} after another rank on average, {} at most, {} \
-                     in all",
+                    "rank {rank} began last in {operations} of {of} operations, {} after another rank on average, {} \
+                     at most, {} in all",
                     Time(mean),
                     Time(*most),
                     Time(*all)
@@ -475,7 +475,10 @@ impl fmt::Display for Finding {
                 Time(*most)
             ),
             Finding::RailLeft { ranks: (one, other), rail } => {
-                write!(f, "rail {rail} between ranks {one} and {other} was left, and is not back")
+                write!(
+                    f,
+                    "rail {rail} between ranks {one} and {other} was taken out of use, and is not used again"
+                )
             }
             Finding::SlowPort { rank, way, device, bytes_per_second, others } => {
                 let way = match way {
@@ -503,10 +506,10 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Why::Unknown => f.write_str(
-                "there is no recording of it; its process has ended, or its recording is not here",
+                "it has no recording here: its process has ended, or its recording is on another host",
             ),
             Why::HasNotCalled { calls, within, last, polled } => {
-                write!(f, "its program has not called that")?;
+                write!(f, "its program has not called it")?;
                 match (within, last) {
                     (Some(within), _) => write!(f, "; it is in {within}")?,
                     (None, Some((last, ago))) => {
@@ -530,8 +533,8 @@ impl fmt::Display for Why {
                     "it has called that too, and has not polled for {polled}: it computes, hangs or is stopped"
                 )
             }
-            Why::Device => f.write_str("its device has not ended what it was given"),
-            Why::IsGone { why } => write!(f, "it is out of the communicator: {why}"),
+            Why::Device => f.write_str("its device has not ended its copies and reductions"),
+            Why::IsGone { why } => write!(f, "it has left the communicator: {why}"),
         }
     }
 }

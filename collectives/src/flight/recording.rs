@@ -152,10 +152,10 @@ impl Recording {
         match words.at(at::FORMAT) {
             at::MAGIC => {}
             magic if magic.swap_bytes() == at::MAGIC => {
-                return not("it is of a machine with the other byte order");
+                return not("it was written on a host with the other byte order");
             }
-            magic if magic as u32 == at::MAGIC as u32 => return not("it is of another version"),
-            _ => return not("it does not begin as one"),
+            magic if magic as u32 == at::MAGIC as u32 => return not("it has another version"),
+            _ => return not("it does not begin like one"),
         }
         if bytes.len() < at::HEAD || (bytes.len() as u64) < words.at(at::LENGTH) {
             return not("it is cut off");

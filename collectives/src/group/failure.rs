@@ -199,7 +199,7 @@ impl Group {
         let limit = self.options.stall_timeout * if is_on_device { 7 } else { 8 } / 8;
         if newest.is_some_and(|moved| now.since(moved) >= limit) {
             if is_on_device {
-                let problem = format!("nothing that it was given has ended for {waited:?}");
+                let problem = format!("none of its copies and reductions has ended for {waited:?}");
                 self.fail(Cause::Device { rank: self.rank, problem });
                 return Ok(());
             }
@@ -215,7 +215,7 @@ impl Group {
                 && now.since(since) >= patience
             {
                 let how = format!(
-                    "no sign of life for {:?}; it has ended, or has not polled (Options::ack_timeout and retry_count)",
+                    "no answer for {:?}; it has ended, or has not polled (Options::ack_timeout and retry_count)",
                     waited
                 );
                 self.fail(Cause::Lost { peer: number, how });
@@ -249,7 +249,7 @@ impl Group {
     pub(super) fn waits_for(&self, peers: &[u32], number: u32, (steps, done): (usize, usize)) -> String {
         let of = |peer: &u32| match self.peers[*peer as usize].calls {
             Some(calls) if number & (Call::OF_TWO | Call::OWN) == 0 && calls <= number => {
-                format!("rank {peer}, which has made {calls} calls and not this one")
+                format!("rank {peer}, which has made {calls} calls, but not this one")
             }
             _ => format!("rank {peer}"),
         };

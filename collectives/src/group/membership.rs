@@ -109,7 +109,7 @@ impl Group {
     /// Frees the resources of operations, once it is [calm](Group::calm). Control messages continue.
     pub(crate) fn disconnect(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         let Process { ports, computer, host, clock, .. } = process;
-        let gone = Err("the communicator is of no use any more");
+        let gone = Err("the communicator can't be used any more");
         if let Ok(mapped) = std::mem::replace(&mut self.mapped, gone) {
             mapped.free(host, ports, || clock.now())?;
         }

@@ -76,7 +76,7 @@ impl Group {
             Err(error @ ferroce::Error::Exhausted { .. }) => return Err(error.into()),
             // As if the message were lost: a lost rank may have no route.
             Err(error) => {
-                debug!(%error, peer, "a control message without a way");
+                debug!(%error, peer, "a control message without a path");
                 return Ok(());
             }
         };
@@ -216,7 +216,7 @@ impl Group {
                 debug!(%error, peer = from, rail, "a rail that can't be connected");
                 return Ok(());
             }
-            let problem = format!("what it says of its end of the channel: {error}");
+            let problem = format!("the description of its end of the channel: {error}");
             self.fail(Cause::Protocol { peer: from, problem });
             return Ok(());
         }

@@ -45,7 +45,7 @@ impl Group {
         let patience = self.options.retry_budget();
         let answer = channel.hear_left((process.ports, process.now), left, patience)?;
         if !was_left && channel.paths()[rail].is_left() {
-            self.report_left(process, (from, rail), "the peer has left it");
+            self.report_left(process, (from, rail), "the peer no longer uses it");
         }
         self.next_look = Nanos::ZERO;
         answer.map_or(Ok(()), |answer| self.tell(process, from, Message::Left(answer)))
@@ -67,11 +67,11 @@ impl Group {
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         let timeout = self.options.timeout();
         if let Some(rail) = channel.suspects((process.ports, process.now), timeout)? {
-            let why = "nothing comes through, again and again, though the peer is there";
+            let why = "no message passes in several attempts, although the peer answers";
             return self.leave_rail(process, (peer, rail), why);
         }
         if let Some(rail) = channel.missed(patience / 4) {
-            self.report_left(process, (peer, rail), "nothing has come by it so far");
+            self.report_left(process, (peer, rail), "no message has arrived on it so far");
         }
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         let (doubts, is_to_be_mended) = (channel.doubts(process.now, timeout), channel.is_to_be_mended());
@@ -117,7 +117,7 @@ impl Group {
                 return Ok(());
             }
             let how =
-                format!("rail {rail} to it failed, and it has not answered by another one for {patience:?}");
+                format!("rail {rail} to it failed, and it has not answered on another one for {patience:?}");
             self.fail(Cause::Lost { peer, how });
             return Ok(());
         }

@@ -162,7 +162,8 @@ impl Host {
         shown: &Shown,
     ) -> Result<Mr, Unreachable> {
         let neighbour = self.neighbours.get_mut(&of.nonce);
-        let neighbour = neighbour.ok_or_else(|| Unreachable::Nonsense("a segment of nobody".to_owned()))?;
+        let neighbour =
+            neighbour.ok_or_else(|| Unreachable::Nonsense("a segment that no rank owns".to_owned()))?;
         match neighbour.segments.get(&shown.nonce) {
             Some((mr, length)) if *length == shown.length => Ok(*mr),
             Some(_) => Err(Unreachable::Nonsense("a segment of two lengths".to_owned())),

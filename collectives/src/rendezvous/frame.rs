@@ -81,13 +81,13 @@ impl Hello {
     ) -> Option<String> {
         let (rank, theirs) = (self.rank.get(), self.size.get());
         if self.nonce.get() != nonce {
-            Some(format!("rank {rank} is of another job than rank 0: their unique ids differ"))
+            Some(format!("rank {rank} belongs to another job than rank 0: their unique ids differ"))
         } else if theirs != size {
             Some(format!("the size differs: rank {rank} has {theirs}, rank 0 has {size}"))
         } else if rank == 0 || rank >= size {
             Some(format!("rank {rank}: must be 1 to {}, below the size {size}", size - 1))
         } else if is_here(rank) {
-            Some(format!("rank {rank} is here already: two processes were started with this rank"))
+            Some(format!("rank {rank} has already joined: two processes were started with this rank"))
         } else {
             card.difference(0, &self.card, rank)
         }
@@ -111,7 +111,7 @@ impl Answer {
         match kind.get() {
             TABLE if length == expected => Ok(Answer::Table(length)),
             REFUSAL if length <= MAX_REFUSAL => Ok(Answer::Refusal(length)),
-            kind => Err(format!("a frame of kind {kind} and {length} bytes; {expected} of kind 1 were due")),
+            kind => Err(format!("a frame of kind {kind} and {length} bytes: must be {expected} of kind 1")),
         }
     }
 
@@ -127,7 +127,7 @@ impl Answer {
 pub(super) fn table(body: &[u8], rank: u32, own: &Card) -> Result<Vec<Card>, String> {
     let cards = <[Card]>::ref_from_bytes(body).map_err(|e| e.to_string())?;
     if cards.get(rank as usize) != Some(own) {
-        return Err("the table of rank 0 says something else of this rank than it said".to_owned());
+        return Err("the table of rank 0 differs from the values that this rank sent".to_owned());
     }
     Ok(cards.to_vec())
 }
@@ -136,11 +136,11 @@ pub(super) fn table(body: &[u8], rank: u32, own: &Card) -> Result<Vec<Card>, Str
 fn check_start(bytes: &[u8]) -> Result<(), String> {
     let magic = &bytes[..bytes.len().min(MAGIC.len())];
     if !MAGIC.starts_with(magic) {
-        return Err(format!("'{}' is no start of ferroce's bootstrap protocol", magic.escape_ascii()));
+        return Err(format!("'{}' is not the start of ferroce's bootstrap protocol", magic.escape_ascii()));
     }
     match bytes.get(4..8).and_then(|version| U32::read_from_bytes(version).ok()) {
         Some(version) if version.get() != VERSION => Err(format!(
-            "bootstrap protocol version {version}; this is version {VERSION}: every rank needs the same \
+            "bootstrap protocol version {version}: must be {VERSION}; every rank needs the same \
                  version of ferroce"
         )),
         _ => Ok(()),

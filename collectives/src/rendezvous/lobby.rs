@@ -117,7 +117,7 @@ impl Lobby {
             // Other errors are temporary; if descriptors are exhausted, a connection may hold one.
             Err(error) => {
                 if self.trouble.replace(error.to_string()).is_none() {
-                    warn!("a connection can't be taken now: {error}");
+                    warn!("a connection can't be accepted now: {error}");
                 }
                 if !self.unknown.is_empty() {
                     self.unknown.remove(0);
@@ -132,7 +132,7 @@ impl Lobby {
         }
         if self.unknown.len() == MAX_UNKNOWN {
             let Visitor { from, .. } = self.unknown.remove(0);
-            debug!(%from, "has not said who it is, and {MAX_UNKNOWN} came after it");
+            debug!(%from, "has not sent its rank, and {MAX_UNKNOWN} connections came after it");
         }
         let deadline = Instant::now() + PATIENCE;
         self.unknown.push(Visitor { stream, from, deadline, bytes: [0; _], filled: 0 });
@@ -153,7 +153,7 @@ impl Lobby {
             let Visitor { stream, from, filled, .. } = self.unknown.remove(index);
             match said {
                 Ok(Some(hello)) => self.welcome(stream, from, &hello),
-                Ok(None) if filled == 0 => debug!(%from, "said nothing for {PATIENCE:?}"),
+                Ok(None) if filled == 0 => debug!(%from, "sent nothing for {PATIENCE:?}"),
                 Ok(None) => self.turn_away(stream, from, format!("no complete hello in {PATIENCE:?}")),
                 Err(problem) => self.turn_away(stream, from, problem),
             }

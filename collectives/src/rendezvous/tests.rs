@@ -171,7 +171,7 @@ fn invalid_connections_are_refused_and_harmless() {
         let told = answer(address, b"GET / HTTP/1.1\r\n\r\n").unwrap();
         assert!(told.contains("'GET ' is no start"), "{told}");
         let told = answer(address, Hello { version: U32::new(9), ..hello(1, 3) }.as_bytes()).unwrap();
-        assert!(told.contains("version 9; this is version 2"), "{told}");
+        assert!(told.contains("version 9: must be 2"), "{told}");
         let told = answer(address, hello(1, 7).as_bytes()).unwrap();
         assert!(told.contains("rank 1 has 7, rank 0 has 3"), "{told}");
         for rank in [0, 3, u32::MAX] {
@@ -179,7 +179,7 @@ fn invalid_connections_are_refused_and_harmless() {
             assert!(told.contains(&format!("rank {rank}: must be 1 to 2")), "{told}");
         }
         let told = answer(address, Hello { nonce: U64::new(9), ..hello(1, 3) }.as_bytes()).unwrap();
-        assert_eq!(told, "rank 1 is of another job than rank 0: their unique ids differ");
+        assert_eq!(told, "rank 1 belongs to another job than rank 0: their unique ids differ");
         let mut other = hello(1, 3);
         other.card.chunk_bytes = U32::new(8192);
         let told = answer(address, other.as_bytes()).unwrap();
@@ -409,7 +409,7 @@ fn a_peer_of_another_version_is_told_the_version() {
         let long = [newer.as_bytes(), &[0; 60_000]].concat();
         for _ in 0..20 {
             let told = answer(address, &long).expect("no word");
-            assert!(told.contains("version 9; this is version 2: every rank needs"), "{told}");
+            assert!(told.contains("version 9: must be 2: every rank needs"), "{told}");
         }
     });
 }

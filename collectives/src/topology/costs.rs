@@ -94,7 +94,7 @@ fn no_nic(ranks: &[Rank]) -> Option<Warning> {
         kind: WarningKind::NoNic,
         subject: "host".to_owned(),
         what: "no network card is up that carries Ethernet".to_owned(),
-        cost: "its ranks reach no other host".to_owned(),
+        cost: "its ranks can't reach other hosts".to_owned(),
         remedy: "`ip link` lists the interfaces; `ip link set NAME up`".to_owned(),
     })
 }
@@ -115,7 +115,7 @@ fn far_nics(host: &Topology, ranks: &[Rank]) -> Vec<Warning> {
         };
         let others = match nearest {
             Some(nearest) if nearest < rank.distance => {
-                format!("; other GPUs have theirs at {nearest}, and wait for this one")
+                format!("; other GPUs have their NIC at {nearest}, and wait for this one")
             }
             _ => String::new(),
         };
@@ -173,9 +173,9 @@ fn unused(host: &Topology, ranks: &[Rank], nic: &Nic) -> Option<Warning> {
     let (kind, what, remedy) = match (nic.is_infiniband, nic.state) {
         (true, _) => (
             WarningKind::InfiniBand,
-            "its port is set to InfiniBand, and RoCE is carried by Ethernet".to_owned(),
+            "its port is set to InfiniBand, and RoCE needs Ethernet".to_owned(),
             format!(
-                "on a ConnectX card of both kinds `mlxconfig -d {place} set LINK_TYPE_P1=2`, and start the host anew"
+                "on a ConnectX card of both kinds `mlxconfig -d {place} set LINK_TYPE_P1=2`, and restart the host"
             ),
         ),
         (false, NicState::Down) => (
@@ -205,7 +205,7 @@ fn shared_nics(host: &Topology, ranks: &[Rank], rails: &[Rail]) -> Vec<Warning> 
             kind: WarningKind::SharedNic,
             subject: label(nic),
             what: format!("{count} ranks use it ({}), and other NICs have {least}", names.join(", ")),
-            cost: format!("{cost}, and whoever is in step with them waits"),
+            cost: format!("{cost}, and ranks that wait for them are delayed"),
             remedy: "bring up, or add, a NIC near these GPUs".to_owned(),
         })
     };
@@ -256,12 +256,12 @@ fn slow_link(host: &Topology, nic: &Nic) -> Option<Warning> {
     let (kind, below, remedy) = match trained_below(host, place).filter(|_| at.is_same_card(place)) {
         Some((can, true)) => (
             WarningKind::LinkBelowMaximum,
-            format!(", though both ends can {can}"),
+            format!(", although both ends support {can}"),
             "reseat the card, look at the riser and at the slot's settings in the firmware; `dmesg` has PCIe errors".to_owned(),
         ),
         Some((can, false)) => (
             WarningKind::SlowPcie,
-            format!("; the card can {can}, the slot can not"),
+            format!("; the card supports {can}, the slot does not"),
             "put the card into a faster slot".to_owned(),
         ),
         None if at.is_same_card(place) => {
@@ -278,7 +278,7 @@ fn slow_link(host: &Topology, nic: &Nic) -> Option<Warning> {
         subject: label(nic),
         what: format!("its PCIe link runs at {link}{below}"),
         cost: format!(
-            "at most {} of its {}{of}, less what headers take",
+            "at most {} of its {}{of}, less the headers",
             gigabits(link.bits_per_second()),
             gigabits(rate)
         ),
@@ -303,7 +303,7 @@ fn narrow_gpu(host: &Topology, rank: &Rank) -> Option<Warning> {
         subject: rank.name.clone(),
         what: format!("its PCIe link has {} of {} lanes", link.current.lanes, link.max.lanes),
         cost: format!(
-            "bytes to and from it pass at {:.0} % of the rate",
+            "transfers to and from it have {:.0} % of the rate",
             100.0 * f64::from(link.current.lanes) / f64::from(link.max.lanes)
         ),
         remedy: "reseat the GPU, look at the riser and at the slot's settings in the firmware".to_owned(),

@@ -111,7 +111,7 @@ pub(super) fn rails(host: &Topology, ranks: &[Rank]) -> (Vec<Rail>, String) {
     rails.sort_by_key(|rail| rail.nic);
     let rates: Vec<u64> = rails.iter().filter_map(|rail| rail.rate).collect();
     let speed = match (rates.iter().min(), rates.iter().max()) {
-        _ if rates.len() < rails.len() => "not all drivers tell their rates".to_owned(),
+        _ if rates.len() < rails.len() => "not all drivers report their rates".to_owned(),
         (Some(least), Some(most)) if least == most => format!("all have {}", gigabits(*least)),
         (Some(least), Some(most)) => format!("they have {} to {}", gigabits(*least), gigabits(*most)),
         _ => String::new(),

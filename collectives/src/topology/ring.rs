@@ -45,9 +45,10 @@ impl Ring {
         };
         let crossings = crossings(&hops);
         let how = match is_exact {
-            true => "no other order has fewer, and of these none is shorter",
+            true => "no other order has fewer, and no order with as many is shorter",
             false => {
-                "each rank is followed by the nearest that was left, for there are too many to compare all orders"
+                "each rank is followed by the nearest remaining one, because there are too many ranks to compare all \
+                 orders"
             }
         };
         let reason = match hops.len() {
@@ -77,8 +78,8 @@ impl Tree {
                 hops.len()
             ),
             _ => format!(
-                "the same one moved by a rank, or mirrored, so that leaves of one are within the other, as far as can be: each carries half; \
-                 {crossings} of {} hops cross sockets",
+                "the same tree shifted by one rank, or mirrored, so that the leaves of one are inner nodes of the \
+                 other as far as possible: each carries half; {crossings} of {} hops cross sockets",
                 hops.len()
             ),
         };

@@ -75,12 +75,12 @@ fn costly_placements_are_reported_with_their_cost() {
     let said = said.join("\n");
     for expected in [
         "1.2 times the latency of node 5's own memory for that of node 7",
-        "other GPUs have theirs at PXB",
+        "other GPUs have their NIC at PXB",
         "GPU 6, GPU 7 would have it at PXB, and have enp141s0 at NODE",
         "`ip link set enp204s0 up`",
         "each has 100 Gb/s of its 200 Gb/s",
         "all rails run at 100 Gb/s: 600 Gb/s for the host in place of 1100 Gb/s",
-        "runs at 16 GT/s x8, though both ends can 16 GT/s x16",
+        "runs at 16 GT/s x8, although both ends support 16 GT/s x16",
         "at most 126 Gb/s of its 200 Gb/s",
     ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
@@ -134,7 +134,7 @@ fn links_that_are_slower_than_their_ports() {
     });
     assert!(
         slot.starts_with(
-            "slow_pcie enp24s0np0 (mlx5_0): its PCIe link runs at 16 GT/s x16; the card can 32 GT/s x16"
+            "slow_pcie enp24s0np0 (mlx5_0): its PCIe link runs at 16 GT/s x16; the card supports 32 GT/s x16"
         ),
         "{slot}"
     );
@@ -171,7 +171,7 @@ fn links_that_are_slower_than_their_ports() {
         sysfs.write(format!("{gpu}/current_link_speed"), "2.5 GT/s PCIe");
     });
     assert!(
-        lanes.contains("GPU 0: its PCIe link has 8 of 16 lanes. Cost: bytes to and from it pass at 50 %"),
+        lanes.contains("GPU 0: its PCIe link has 8 of 16 lanes. Cost: transfers to and from it have 50 %"),
         "{lanes}"
     );
     assert_eq!(lanes.lines().count(), 1, "{lanes}");

@@ -113,8 +113,8 @@ impl Attachment {
                 interface: interface.name.clone(),
                 capability: "CAP_SYS_ADMIN",
                 cure: match &holder::there(&Holder::of_af_xdp(interface))[..] {
-                    "" => format!("run as root, or take it off: `ip link set {} xdp off`", interface.name),
-                    others => format!("run as root, to use queues beside others{others}"),
+                    "" => format!("run as root, or detach it: `ip link set {} xdp off`", interface.name),
+                    others => format!("run as root, to use queues next to other sockets{others}"),
                 },
             },
             _ => os_error("reading the attached XDP program", &interface.name, source),

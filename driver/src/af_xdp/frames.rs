@@ -64,7 +64,7 @@ impl Frames {
                         chunks.truncate(count.get() as usize);
                         return Ok(Self::of(umem, chunks, len, Pages::Huge(size)));
                     }
-                    Err(error) => format!("huge ones refused: {}", super::os_cause(&error)),
+                    Err(error) => format!("huge pages refused: {}", super::os_cause(&error)),
                 }
             }
             Err(why) => why,
@@ -238,14 +238,14 @@ impl HugePages {
     fn for_mapping(self, len: usize) -> Result<(usize, usize), String> {
         let HugePages { size, free } = self;
         if size == 0 {
-            return Err("the kernel has no huge ones".to_owned());
+            return Err("the kernel has no huge pages".to_owned());
         }
         let needed = len.div_ceil(size);
         if needed * size > 2 * len {
-            return Err(format!("a huge one has {} MiB, far more than needed", size >> 20));
+            return Err(format!("a huge page has {} MiB, far more than needed", size >> 20));
         }
         if free < needed {
-            return Err(format!("{needed} huge ones needed, {free} free: vm.nr_hugepages"));
+            return Err(format!("{needed} huge pages needed, {free} free: vm.nr_hugepages"));
         }
         Ok((size, needed * size))
     }
@@ -271,8 +271,8 @@ mod tests {
             (meminfo(19, 2048), 36 * MIB, "18 huge ones needed, 17 free: vm.nr_hugepages"),
             (meminfo(20, 1 << 20), 36 * MIB, "a huge one has 1024 MiB, far more than needed"),
             (meminfo(20, 2048), MIB - 1, "a huge one has 2 MiB, far more than needed"),
-            ("MemTotal: 1 kB\n".to_owned(), MIB, "the kernel has no huge ones"),
-            (String::new(), MIB, "the kernel has no huge ones"),
+            ("MemTotal: 1 kB\n".to_owned(), MIB, "the kernel has no huge pages"),
+            (String::new(), MIB, "the kernel has no huge pages"),
         ] {
             assert_eq!(chosen(&meminfo, len), Err(why.to_owned()));
         }

@@ -22,7 +22,7 @@ pub(super) fn warn_of_rxe(interface: &Interface) {
     if let Some(rxe) = rxe_on(&interface.name) {
         warn!(
             interface = interface.name,
-            "'{rxe}' (rdma_rxe) is on this interface too: it gets no RoCE packets to these addresses as long as this \
+            "'{rxe}' (rdma_rxe) is on this interface too: it receives no RoCE packets to these addresses while this \
              AF_XDP port is open"
         );
     }

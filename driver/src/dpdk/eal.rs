@@ -30,7 +30,10 @@ pub(super) fn start(arguments: &[String]) -> Result<&'static sys::Functions, Err
             return Err(Error::Invalid {
                 parameter: PARAMETER,
                 value: quoted(arguments),
-                expected: format!("DPDK takes arguments once a process, and has had {}", quoted(first)),
+                expected: format!(
+                    "DPDK accepts arguments once per process, and has received {}",
+                    quoted(first)
+                ),
             });
         }
         None => {
@@ -127,8 +130,8 @@ fn refused(shim: &sys::Functions, arguments: &[String], code: i32) -> Error {
         parameter: PARAMETER,
         value: quoted(arguments),
         expected: format!(
-            "arguments that DPDK's EAL starts with; it says '{reason}', and more on stderr. Without huge pages \
-             it wants `--no-huge -m 512`; several processes want a `--file-prefix` each, or `--no-shconf`"
+            "arguments that DPDK's EAL accepts; it reports '{reason}', and more on stderr. Without huge pages it \
+             needs `--no-huge -m 512`; several processes need a `--file-prefix` each, or `--no-shconf`"
         ),
     }
 }

@@ -80,7 +80,7 @@ impl Kind {
             }
             "net_null" => {
                 kind.any_mtu = true;
-                kind.copies = Some("nobody reads them");
+                kind.copies = Some("no process reads them");
             }
             "net_pcap" => {
                 kind.any_mtu = true;

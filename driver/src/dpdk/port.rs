@@ -220,7 +220,7 @@ impl EthDevice {
         self.steering = match (queues, info.rss_udp != 0) {
             (1, _) => String::new(),
             (_, true) => ", spread over the queues by UDP ports (RSS)".to_owned(),
-            (_, false) => ", no RSS: what comes to a queue is the sender's or the device's choice".to_owned(),
+            (_, false) => ", no RSS: the sender or the device chooses the queue".to_owned(),
         };
         self.choose_mtu(config, info)
     }
@@ -245,7 +245,7 @@ impl EthDevice {
                         return Err(Error::Invalid {
                             parameter: "mtu",
                             value: mtu.to_string(),
-                            expected: format!("{now}, which it has, for it can't be changed ({why})"),
+                            expected: format!("{now}, its present value, which can't be changed ({why})"),
                         });
                     }
                 }
@@ -324,7 +324,7 @@ impl EthDevice {
         // SAFETY: the port runs.
         let result = unsafe { (self.shim.port_hear_multicast)(self.id) };
         if result != 0 && result != -libc::ENOTSUP {
-            let why = eal::os_error("hearing multicast frames", &self.name, result);
+            let why = eal::os_error("enabling multicast frames", &self.name, result);
             warn!(port = self.name, "{why}");
         }
         // Without such a rule all frames are received, and the engine ignores those of others.
@@ -354,7 +354,7 @@ impl EthDevice {
                 parameter: "addresses",
                 value: "(none)".to_owned(),
                 expected: format!(
-                    "the addresses of '{}', for no interface of the kernel has them: \
+                    "the addresses of '{}', because no interface of the kernel has them: \
                      {}@10.0.0.1/24",
                     self.name, self.name
                 ),

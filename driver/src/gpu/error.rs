@@ -6,7 +6,7 @@ use std::fmt;
 pub enum GpuError {
     /// The queue has no room now.
     #[error(
-        "{copies} copies or reductions are under way, which is all that the queue holds: try again when some have ended"
+        "{copies} copies or reductions are outstanding, the capacity of the queue: try again when some have ended"
     )]
     Full {
         /// The size of the queue.
@@ -34,7 +34,7 @@ pub enum GpuError {
     },
     /// Elements of a reduction are not aligned to their size.
     #[error(
-        "{device}: elements of {size} bytes begin at byte {offset} of its memory: a multiple of {size} is needed"
+        "{device}: elements of {size} bytes begin at byte {offset} of its memory: must be a multiple of {size}"
     )]
     Unaligned {
         /// The device.

@@ -168,7 +168,7 @@ pub(super) fn reductions_are_those_of_the_processor(device: &dyn Device, reducer
     assert_eq!(
         refused.unwrap_err().to_string(),
         format!(
-            "{}: elements of 4 bytes begin at byte 18 of its memory: a multiple of 4 is needed",
+            "{}: elements of 4 bytes begin at byte 18 of its memory: must be a multiple of 4",
             device.name()
         )
     );

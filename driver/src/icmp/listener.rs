@@ -34,7 +34,7 @@ impl IcmpListener {
         let open = |ipv6| match open(interface, ipv6) {
             Ok(socket) => Some((UdpSocket::from(socket), ipv6)),
             Err(error) => {
-                tracing::debug!(interface, "ICMP is not heard (IPv6: {ipv6}): {error}");
+                tracing::debug!(interface, "ICMP errors are not received (IPv6: {ipv6}): {error}");
                 None
             }
         };

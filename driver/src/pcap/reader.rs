@@ -182,7 +182,7 @@ impl Reader {
     fn read_header(&mut self) -> Result<(), String> {
         let got = self.fill(4)?;
         if got < 4 {
-            return Err(format!("{got} bytes are no capture"));
+            return Err(format!("{got} bytes are not a capture"));
         }
         let magic = Order::Little.u32(&self.buffer, 0);
         let (order, nanos_per_unit) = match magic {
@@ -345,7 +345,7 @@ impl Reader {
     fn body(&mut self, order: Order, length: u32, head: u32, start: u64) -> Result<usize, String> {
         if length < head + 4 || !length.is_multiple_of(4) || length > MAX_BLOCK {
             return Err(format!(
-                "the block at byte {start} has length {length}; {} to {MAX_BLOCK} in steps of 4 is right",
+                "the block at byte {start} has length {length}: must be {} to {MAX_BLOCK}, a multiple of 4",
                 head + 4
             ));
         }

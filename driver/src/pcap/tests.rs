@@ -347,7 +347,7 @@ fn a_truncated_file_yields_its_records_and_an_error() {
             if ends.contains(&(cut as u64)) {
                 assert_eq!(error, None, "cut at {cut}");
             } else if cut < 4 {
-                assert_eq!(error.unwrap(), format!("capture 'x': {cut} bytes are no capture"));
+                assert_eq!(error.unwrap(), format!("capture 'x': {cut} bytes are not a capture"));
             } else {
                 let error = error.unwrap();
                 let start = ends.iter().rev().find(|end| **end < cut as u64).copied().unwrap_or(0);

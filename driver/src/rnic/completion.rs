@@ -223,7 +223,7 @@ fn garbage(device: &Device, count: c_int, most: c_int) -> Error {
     let source = if count < 0 {
         io::Error::from_raw_os_error(count.saturating_neg())
     } else {
-        io::Error::other(format!("it says {count} completions where {most} have room"))
+        io::Error::other(format!("it reports {count} completions: must be at most {most}"))
     };
     device.error("ibv_poll_cq", source)
 }

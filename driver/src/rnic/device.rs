@@ -233,7 +233,7 @@ impl Device {
             return Err(self.error(call, io::Error::from_raw_os_error(number)));
         }
         let told = entries.get(..count as usize).ok_or_else(|| {
-            self.error(call, io::Error::other(format!("it says {count} rows where {most} have room")))
+            self.error(call, io::Error::other(format!("it reports {count} rows: must be at most {most}")))
         })?;
         let gid = |entry: &GidEntry| {
             let kind = match entry.gid_type {

@@ -302,7 +302,7 @@ pub(super) fn check_page(addr: u64, iova: u64, place: &str) -> Result<(), Error>
     if addr % page == iova % page {
         return Ok(());
     }
-    let expected = format!("{} modulo {page}, as {place} is; register_at takes one", addr % page);
+    let expected = format!("{} modulo {page}, like {place}; register_at sets the iova", addr % page);
     Err(Error::Invalid { parameter: "iova", value: format!("{iova:#x}"), expected })
 }
 

@@ -40,7 +40,7 @@ pub(super) fn of_rdma_cm() -> String {
 fn of_node(node: &str, module: &str) -> String {
     match OpenOptions::new().read(true).write(true).open(node) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            format!("there is no {node}; `modprobe {module}` makes it")
+            format!("there is no {node}; `modprobe {module}` creates it")
         }
         Err(error) => format!("{node}: {error}; this user must be able to read and write it"),
         Ok(_) => String::new(),
@@ -64,7 +64,8 @@ pub(super) fn of_dma_buf(bytes: usize, gpu: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS | libc::ENOTTY) => {
             format!(
-                "the card, its driver or this kernel takes no memory of a GPU ({bytes} bytes of {gpu}) as a dma-buf: {copy}"
+                "the card, its driver or this kernel does not accept memory of a GPU ({bytes} bytes of {gpu}) as a \
+                 dma-buf: {copy}"
             )
         }
         _ => format!("the memory is a dma-buf with {bytes} bytes of {gpu}: {copy}"),

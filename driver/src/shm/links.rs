@@ -308,7 +308,8 @@ impl Links {
         for incoming in corrupt {
             let Neighbour { address, slot: number } = incoming.from;
             warn!(
-                "what slot {number} of {address} has written in shared memory can't be: it is not read any more"
+                "slot {number} of {address} has written invalid values into shared memory: its ring is not read any \
+                 more"
             );
             self.say_closed(slot, &incoming);
         }
@@ -484,7 +485,10 @@ impl Links {
     #[cold]
     fn close_corrupt_outgoing(&mut self, slot: &Slot, index: usize) {
         if let Some(outgoing) = &self.outgoing[index] {
-            warn!("{} has written in shared memory what can't be: no more is sent by it", outgoing.who());
+            warn!(
+                "{} has written invalid values into shared memory: no more frames are sent through it",
+                outgoing.who()
+            );
         }
         self.counts.corrupt += 1;
         self.close(slot, index);

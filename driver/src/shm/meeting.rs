@@ -165,22 +165,25 @@ impl Links {
     fn on_offer(&mut self, slot: &Slot, to: IpAddr, mail: Mail) {
         let Some(Word { from, number, icrc }) = Word::from_bytes(&mail.bytes) else { return };
         if !self.is_local(from.address) || self.incoming.len() >= RINGS_MAX {
-            return warn!("slot {} of {} offers a ring, and is no neighbour", from.slot, from.address);
+            return warn!("slot {} of {} offers a ring, and is not a neighbour", from.slot, from.address);
         }
         let Ok([memory, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
         if !is_unix_socket(&mailbox, SocketType::SEQPACKET) {
-            return warn!("slot {} of {} gives what is no mailbox", from.slot, from.address);
+            return warn!("slot {} of {} sends a file that is not a mailbox", from.slot, from.address);
         }
         let ring = match FrameConsumer::open(&memory) {
             Ok(ring) => ring,
             Err(error) => {
                 self.counts.corrupt += 1;
-                return warn!("slot {} of {} offers what is no ring: {error}", from.slot, from.address);
+                return warn!(
+                    "slot {} of {} offers a file that is not a ring: {error}",
+                    from.slot, from.address
+                );
             }
         };
         let with = [self.bell.rope(), slot.mailbox()];
         if let Err(error) = slots::say(&mailbox, ACCEPT, &self.word(to, number), &with) {
-            return debug!("slot {} of {} hears no answer: {error}", from.slot, from.address);
+            return debug!("slot {} of {} receives no answer: {error}", from.slot, from.address);
         }
         // A new process with the slot of an old one, or a new ring of the same process.
         for old in self.incoming.extract_if(.., |old| (old.from, old.to) == (from, to)) {
@@ -202,13 +205,16 @@ impl Links {
         let rope = Rope::new(rope).filter(|_| is_unix_socket(&mailbox, SocketType::SEQPACKET));
         let Some(rope) = rope else {
             self.routes.set(to, Route::None(Instant::now() + AGAIN));
-            return warn!("slot {} of {} gives what is no bell or no mailbox", to.slot, to.address);
+            return warn!(
+                "slot {} of {} sends a file that is not a bell or not a mailbox",
+                to.slot, to.address
+            );
         };
         let watch = self.watch(slot, mailbox);
         let how = match (self.icrc, icrc) {
             (true, _) => "",
             (false, false) => ", without ICRC",
-            (false, true) => ", with an ICRC, which it wants",
+            (false, true) => ", with an ICRC, as it requires",
         };
         let icrc = icrc || self.icrc;
         let index = self.outgoing.iter().position(Option::is_none).unwrap_or(self.outgoing.len());
@@ -229,7 +235,7 @@ impl Links {
             // It is asked repeatedly, but logged once.
             if waits {
                 info!(
-                    "pid {pid} in slot {slot} of {address} wants no shared memory (shm=off): it is reached by UDP"
+                    "pid {pid} in slot {slot} of {address} does not use shared memory (shm=off): it is reached by UDP"
                 );
             }
             self.routes.set(from, Route::None(Instant::now() + LATER));
@@ -241,7 +247,7 @@ impl Links {
         let Some(Word { from, number, .. }) = Word::from_bytes(&mail.bytes) else { return };
         let is_it = |outgoing: &Outgoing| outgoing.to == from && outgoing.number == number;
         if let Some(index) = self.outgoing.iter().position(|outgoing| outgoing.as_ref().is_some_and(is_it)) {
-            warn!("slot {} of {} has found in shared memory what can't be", from.slot, from.address);
+            warn!("slot {} of {} has found invalid values in shared memory", from.slot, from.address);
             self.counts.corrupt += 1;
             self.close(slot, index);
             self.routes.set(from, Route::None(Instant::now() + AGAIN));

@@ -300,7 +300,7 @@ impl FrameConsumer {
             .map_err(|error| format!("{error:?}"))?;
         let size = memory.len() - HEADER;
         if !size.is_power_of_two() || memory.word(MAGIC).load(Ordering::Acquire) != READY {
-            return Err(format!("memory of {} bytes is no ring of frames", memory.len()));
+            return Err(format!("memory of {} bytes is not a ring of frames", memory.len()));
         }
         Ok(FrameConsumer { memory: Memory { memory, size }, next: 0, told: 0 })
     }

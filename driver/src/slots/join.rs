@@ -79,7 +79,7 @@ fn become_member<R: Resource>(
         if needs_others || is_short(&error) {
             return Err(os(error));
         }
-        warn!("{known_as} is this process's alone, and nobody is reached by shared memory: {error}");
+        warn!("{known_as} is used by this process only, and shared memory is not used: {error}");
         Ok(Name::alone())
     };
     let named = Name::new(what).and_then(|name| Ok((Lock::take(&name, LOCK_PATIENCE)?, name)));
@@ -116,7 +116,7 @@ fn become_member<R: Resource>(
         let processes = format!("{} of its {SLOTS} slots have processes", found.alive.count_ones());
         return Err(Error::sharing(
             &known_as,
-            format!("{processes}{wanted}; end one, or take another address"),
+            format!("{processes}{wanted}; end one, or use another address"),
         ));
     }
     let mut own = Vec::with_capacity(count);
@@ -176,7 +176,7 @@ fn become_member<R: Resource>(
 fn bind_free(name: &Name, alive: u64, count: usize) -> io::Result<Vec<(usize, Listener)>> {
     let free = (0..SLOTS).filter(|slot| alive >> slot & 1 == 0);
     let bind = |slot: usize| {
-        let taken = || io::Error::other(format!("somebody has come into slot {slot} without the lock"));
+        let taken = || io::Error::other(format!("a process has taken slot {slot} without the lock"));
         Ok((slot, name.bind(&slot.to_string())?.ok_or_else(taken)?))
     };
     free.take(count).map(bind).collect()
@@ -285,7 +285,8 @@ impl Present {
                 (0..SLOTS).filter(|slot| self.alive >> slot & 1 == 1).map(|slot| slot.to_string()).collect();
             let reason = format!(
                 "none of the processes that have slots of it ({}) answers within {} ms; are they stopped, still ending after they were \
-                 killed, or have as many files open as they may? Another address is free of them, as 127.0.0.2 where it is 127.0.0.1",
+                 killed, or have as many files open as they may? Another address does not have them, as 127.0.0.2 \
+                 instead of 127.0.0.1",
                 slots.join(", "),
                 ANSWER.as_millis()
             );
@@ -310,7 +311,8 @@ impl Present {
         for (slot, mailbox) in mailboxes {
             if self.alive >> slot & 1 == 0 && !is_hung_up(mailbox) {
                 warn!(
-                    "the process in slot {slot} of {what} is there and its file is not: somebody removes files in {}",
+                    "the process in slot {slot} of {what} exists, but its file does not: another program removes \
+                     files in {}",
                     private_directory::of_user().display()
                 );
                 self.alive |= 1 << slot;
@@ -331,7 +333,7 @@ impl Present {
                         .contains(&error.kind()) => {}
                 Err(error) => {
                     warn!(
-                        "{}, in slot {slot} of {what}, is not told of this process: {error}",
+                        "{}, in slot {slot} of {what}, is not notified of this process: {error}",
                         process(connection)
                     );
                 }
@@ -406,9 +408,9 @@ impl Members {
     pub(super) fn read(message: Message) -> io::Result<Members> {
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let [MEMBERS, common, descriptors, mask @ ..] = &message.bytes[..] else {
-            return Err(invalid("it says something else"));
+            return Err(invalid("it reports other values"));
         };
-        let mask = u64::from_ne_bytes(mask.try_into().map_err(|_| invalid("it says less"))?);
+        let mask = u64::from_ne_bytes(mask.try_into().map_err(|_| invalid("its message is too short"))?);
         let (common, count) = (usize::from(*common), usize::from(*descriptors));
         if message.descriptors.len() != 1 + common + count + mask.count_ones() as usize || count > SLOTS {
             return Err(invalid("its descriptors are not those that it names"));

@@ -201,7 +201,7 @@ impl<R: Resource> Service<R> {
             }
             Err(Errno::INTR) => Vec::new(),
             Err(error) => {
-                warn!("waiting for what comes to {}: {error}", group.what);
+                warn!("waiting for messages to {}: {error}", group.what);
                 thread::sleep(RETRY);
                 Vec::new()
             }
@@ -244,7 +244,7 @@ impl<R: Resource> Service<R> {
         if !std::mem::replace(&mut self.is_short, true) {
             let what = &self.group.what;
             warn!(
-                "this process may not open more files (`ulimit -n`), so it hears nothing of newcomers at {what}"
+                "this process may not open more files (`ulimit -n`), so it is not notified of new processes at {what}"
             );
         }
     }
@@ -284,7 +284,7 @@ impl<R: Resource> Service<R> {
             Some(&HELLO) => {
                 // The process may have ended because this one was stopped. Its further messages still count.
                 if let Err(error) = Members::send(connection, &self.group, &self.own) {
-                    debug!("a process that asks for {} is not answered: {error}", self.group.what);
+                    debug!("a process that asks for {} receives no answer: {error}", self.group.what);
                 }
                 Ok(true)
             }
@@ -498,7 +498,7 @@ impl<R: Resource> Service<R> {
                 && let Err(error) = own.listener.bind_again()
             {
                 warn!(
-                    "the name of slot {} of {}, which somebody has removed: {error}",
+                    "the name of slot {} of {}, which another program has removed: {error}",
                     own.slot, self.group.what
                 );
             }

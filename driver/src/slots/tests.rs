@@ -89,9 +89,8 @@ fn all_slots_can_have_a_process_and_no_more() {
     assert_eq!(all.iter().map(Slot::number).collect::<Vec<_>>(), (0..SLOTS).collect::<Vec<_>>());
     let refused = join_some("all", 1).unwrap_err().to_string();
     assert!(
-        refused.ends_with(
-            "can't be shared: 64 of its 64 slots have processes; end one, or take another address"
-        ),
+        refused
+            .ends_with("can't be shared: 64 of its 64 slots have processes; end one, or use another address"),
         "{refused}"
     );
     until(|| all.iter().all(|slot| slot.group().alive() == u64::MAX));

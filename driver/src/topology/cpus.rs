@@ -37,7 +37,7 @@ impl CpuSet {
             status.map_err(|source: io::Error| invalid(format!("a process that runs ({source})")))?;
         let status = String::from_utf8_lossy(&status);
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        list.ok_or_else(|| invalid("a process whose CPUs the kernel tells".to_owned()))?.trim().parse()
+        list.ok_or_else(|| invalid("a process whose CPUs the kernel reports".to_owned()))?.trim().parse()
     }
 
     /// All of them, in ascending order.

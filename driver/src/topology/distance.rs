@@ -54,7 +54,7 @@ impl Distance {
             Distance::Phb => "at the same host bridge",
             Distance::Node => "at the same socket, by another host bridge",
             Distance::Sys => "at another socket",
-            Distance::Unknown => "at a distance that the kernel does not tell",
+            Distance::Unknown => "at a distance that the kernel does not report",
         }
     }
 

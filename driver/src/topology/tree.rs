@@ -58,7 +58,7 @@ impl Tree {
             }
         };
         let Ok(real) = real.strip_prefix(&self.root) else {
-            self.note(format!("{}: it leads out of the tree, and is ignored", path.display()));
+            self.note(format!("{}: it points outside the tree, and is ignored", path.display()));
             return None;
         };
         if real != path {

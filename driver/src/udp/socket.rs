@@ -91,7 +91,7 @@ pub(super) fn configure(
                 what: "busy polling",
                 interface: place.interface.name.clone(),
                 capability: "CAP_NET_ADMIN",
-                cure: "run as root, or leave busy polling out".to_owned(),
+                cure: "run as root, or do without busy polling".to_owned(),
             },
             _ => os(source),
         }

@@ -90,8 +90,8 @@ impl Sockets {
             return Ok(());
         }
         let reason = format!(
-            "{} sockets are on its port 4791 and {} of them are ferroce's, so the kernel's order is not known; stop the \
-             program that has the others (`ss -lunp sport = 4791`)",
+            "{} sockets are on its port 4791 and {} of them are ferroce's, so the kernel's order of sockets is not \
+             known; stop the program that has the others (`ss -lunp sport = 4791`)",
             all.len(),
             self.count
         );
@@ -148,7 +148,7 @@ impl Resource for Sockets {
     /// Peers continue to send for a while to a process that has ended, and nothing receives these packets.
     fn retire(&mut self, socket: BorrowedFd<'_>) {
         if let Err(error) = socket::hear(socket, false) {
-            warn!("packets to a process on {} that has ended pile up: {error}", self.config.address);
+            warn!("packets to an ended process on {} accumulate: {error}", self.config.address);
         }
         socket::discard(socket);
     }
@@ -179,8 +179,8 @@ impl Resource for Sockets {
             match (is_shared, self.config.aggregation && self.puts_together) {
                 (true, true) => info!("{address} is shared by several processes now: no aggregation"),
                 (true, false) => debug!("{address} is shared by several processes now"),
-                (false, true) => info!("{address} is this process's alone now: aggregation"),
-                (false, false) => debug!("{address} is this process's alone now"),
+                (false, true) => info!("{address} is used only by this process now: aggregation"),
+                (false, false) => debug!("{address} is used only by this process now"),
             }
         }
     }

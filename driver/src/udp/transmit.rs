@@ -412,7 +412,8 @@ impl Told {
         }
         if error.raw_os_error() == Some(libc::EMSGSIZE) {
             warn!(
-                "packets of {packet} bytes to {peer} are dropped: the way there takes less; a smaller path MTU passes"
+                "packets of {packet} bytes to {peer} are dropped: the path allows only smaller ones; use a smaller \
+                 path MTU"
             );
         } else {
             warn!("packets to {peer} are dropped on '{interface}': {error}");

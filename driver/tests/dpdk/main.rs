@@ -289,7 +289,7 @@ fn echo_back(port: &mut Dpdk) {
 }
 
 fn null(port: &mut Dpdk) {
-    assert!(port.capabilities().description.contains("payloads copied (nobody reads them)"));
+    assert!(port.capabilities().description.contains("payloads copied (no process reads them)"));
     let mut source = Numbered { size: 1082, next: 0, end: 5000, payload: None };
     while source.next < source.end {
         port.tx_burst(Nanos::ZERO, &mut source).unwrap();
@@ -378,7 +378,7 @@ fn ports(eal: Vec<String>) {
     let again = Dpdk::open(&with("net_ring0", &eal)).unwrap_err().to_string();
     assert!(again.contains("not open in this process"), "{again}");
     let other = Dpdk::open(&with("net_null1", &["-m".into(), "1".into()])).unwrap_err().to_string();
-    assert!(other.contains("once a process"), "{other}");
+    assert!(other.contains("once per process"), "{other}");
     drop((ring, null));
     for _ in 0..3 {
         echo(&mut open(&with("net_ring0", &eal)));

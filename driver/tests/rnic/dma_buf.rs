@@ -147,8 +147,8 @@ fn a_refusing_card_is_named_with_the_remedy() {
         assert_eq!(
             refused(&stub, FileGpu::default(), REMOTE, IOVA).to_string(),
             format!(
-                "ibv_reg_dmabuf_mr of stub0: {told}; the card, its driver or this kernel takes no memory of a GPU (8192 \
-                 bytes of files:0) as a dma-buf: {COPY}"
+                "ibv_reg_dmabuf_mr of stub0: {told}; the card, its driver or this kernel does not accept memory of a \
+                 GPU (8192 bytes of files:0) as a dma-buf: {COPY}"
             )
         );
     }
@@ -192,8 +192,8 @@ fn a_gpu_that_exports_nothing_gives_the_reason() {
     assert_eq!(
         refused(&stub, FileGpu { offset: 0, keeps: true }, REMOTE, IOVA).to_string(),
         format!(
-            "stub0 reaches memory of a GPU by a dma-buf, and there is none: files:0: a dma-buf of its memory: it has none; \
-             {COPY}"
+            "stub0 accesses memory of a GPU through a dma-buf, and there is none: files:0: a dma-buf of its memory: it \
+             has none; {COPY}"
         )
     );
     // The strict device either has the kernel's udmabuf, or none.
@@ -218,7 +218,7 @@ fn invalid_requests_are_refused_before_the_card_is_called() {
     );
     assert_eq!(
         refused(&stub, FileGpu { offset: 0x1230, keeps: false }, REMOTE, IOVA).to_string(),
-        "iova = 0x70001000: 560 modulo 4096, as the memory's place in its dma-buf is; register_at takes one"
+        "iova = 0x70001000: 560 modulo 4096, like the memory's place in its dma-buf; register_at sets the iova"
     );
     assert!(stub.dma_bufs().is_empty());
 }

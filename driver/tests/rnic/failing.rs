@@ -260,7 +260,7 @@ fn invalid_completions() {
         }
     }
     assert_eq!(errors.len(), 6);
-    assert_eq!(errors[0], "ibv_poll_cq of stub0: it says 3 completions where 2 have room");
+    assert_eq!(errors[0], "ibv_poll_cq of stub0: it reports 3 completions: must be at most 2");
     assert_eq!(errors[1], "ibv_poll_cq of stub0: Input/output error (os error 5)");
     assert_eq!(errors[..3], errors[3..]);
     // If their number is valid, they are returned unchanged.
@@ -268,7 +268,7 @@ fn invalid_completions() {
     assert_eq!((completions.len(), completions[1].status, completions[2].opcode), (8, u32::MAX, u32::MAX));
     assert_eq!(
         a.sends.poll(&mut []).unwrap_err().to_string(),
-        "ibv_poll_cq of stub0: it says 1 completions where 0 have room"
+        "ibv_poll_cq of stub0: it reports 1 completions: must be at most 0"
     );
 }
 

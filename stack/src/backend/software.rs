@@ -123,7 +123,7 @@ impl Software {
             engine.begin(engine.shared.now);
             if let Err(error) = driver.tx_burst(engine.shared.now, engine) {
                 // The next poll reports a port that is gone, too.
-                tracing::debug!("ACKs that were owed stay unsent: {error}");
+                tracing::debug!("due ACKs are not sent: {error}");
             }
         }
         engine.shared.hurry = false;
@@ -156,7 +156,7 @@ impl Drop for Software {
         while self.engine.cm_if_used().is_some_and(|(cm, mut verbs)| cm.disconnect_some(&mut verbs)) {
             let Software { driver, engine, .. } = self;
             if !matches!(driver.tx_burst(engine.shared.now, engine), Ok(1..)) {
-                tracing::debug!("some connections end without a word: the port takes no more");
+                tracing::debug!("some connections end without a DREQ: the port accepts no more frames");
                 break;
             }
         }
@@ -174,8 +174,9 @@ fn check_qpns((rest, divisor): (u32, u32), max_qps: u32) -> Result<(), Error> {
     }
     let numbers = (1u64 << 24) / u64::from(divisor);
     if numbers < keys_needed(max_qps) {
-        let expected =
-            format!("fewer queue pairs: this driver leaves every {divisor}th number, {numbers} in all");
+        let expected = format!(
+            "fewer queue pairs: this driver leaves the context every {divisor}th number, {numbers} in all"
+        );
         return Err(Error::invalid("max_qps", max_qps, expected));
     }
     Ok(())

@@ -251,7 +251,7 @@ impl ConnectionManager {
         let index = self.index_of(id)?;
         let waiting = self.communications.at(index).filter(|c| c.state.awaits_application());
         let communication = waiting.ok_or_else(|| {
-            Error::invalid("id", format_args!("{:?}", id.0), "a request that is not answered yet")
+            Error::invalid("id", format_args!("{:?}", id.0), "a request that has not been answered")
         })?;
         let is_service = communication.space == PortSpace::Udp;
         let qp_type = if is_service { QpType::Ud } else { communication.terms.qp_type };

@@ -496,7 +496,7 @@ pub(crate) fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<
         return Ok(());
     }
     let expected = format!(
-        "an iova that is {} modulo 8, as the memory's address is, for aligned atomics; register_at takes one",
+        "an iova that is {} modulo 8, like the memory's address, for aligned atomics; register_at sets the iova",
         memory.address().addr().get() % 8
     );
     Err(Error::invalid("iova", format_args!("{iova:#x}"), expected))

@@ -58,7 +58,7 @@
 //!     let text = context.metrics().to_string(); // what a Prometheus server reads
 //!     assert!(text.contains("ferroce_rdma_recvs"));
 //!     if let Err(error) = context.export() {
-//!         eprintln!("`ferroce stat` will not see this process: {error}");
+//!         eprintln!("`ferroce stat` will not show this process: {error}");
 //!     }
 //!     Ok(())
 //! }

@@ -194,7 +194,7 @@ impl Runner {
         let how_it_waits = match (idle.may_block(), waker.is_some()) {
             (false, _) => "never blocks",
             (true, true) => "sleeps until a frame, a command or a timer",
-            (true, false) => "this driver can't be woken: looks for commands each millisecond",
+            (true, false) => "this driver can't be woken: the runner checks for commands every millisecond",
         };
         info!(driver, interface, ?idle, ?core, "runner: {how_it_waits}");
         let state = Arc::new(RunnerState::new(idle, waker));

@@ -220,7 +220,7 @@ mod tests {
         let own = geteuid().as_raw();
         let refused = Directory::open(&directory, own + 1).unwrap_err().to_string();
         assert!(
-            refused.contains(&format!("of uid {} with mode 0700; it is of uid {own}", own + 1)),
+            refused.contains(&format!("of uid {} with mode 0700; it belongs to uid {own}", own + 1)),
             "{refused}"
         );
         fs::remove_dir(&directory).unwrap();

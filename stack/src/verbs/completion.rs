@@ -59,21 +59,27 @@ impl WcStatus {
         match (self, is_receive) {
             (WcStatus::Success, _) => "carried out",
             (WcStatus::RetryExcErr, _) => {
-                "the peer does not answer, and the retries are used up: it has ended, does not poll its context, or packets are lost; where it uses a GPU's memory, a copy may last longer than the retries"
+                "the peer does not answer, and the retries are used up: it has ended, does not poll its context, or \
+                 packets are lost; if it uses a GPU's memory, a copy may take longer than the retries"
             }
-            (WcStatus::RnrRetryExcErr, _) => "the peer has no receive posted, and the retries are used up",
+            (WcStatus::RnrRetryExcErr, _) => "the peer has no receive WR posted, and the retries are used up",
             (WcStatus::WrFlushErr, _) => "flushed, because the queue pair is in the error state",
             (WcStatus::RemAccessErr, false) => {
                 "refused by the peer: it does not allow this access to its memory"
             }
             (WcStatus::RemInvReqErr, false) => "refused by the peer as invalid",
             (WcStatus::RemOpErr, false) => "refused by the peer: it could not carry out the request",
-            (WcStatus::RemAccessErr, true) => "refused here: the peer named memory that it may not reach",
+            (WcStatus::RemAccessErr, true) => {
+                "refused here: the peer has no access to the memory that it named"
+            }
             (WcStatus::RemInvReqErr, true) => "refused here: the peer's request is invalid",
             (WcStatus::LocLenErr, true) => "refused here: the message is longer than the receive",
-            (WcStatus::LocLenErr, false) => "refused here: the answer is not as long as what was asked for",
-            (WcStatus::LocProtErr, _) => "refused here: the memory of the work request is not there for it",
-            (WcStatus::LocQpOpErr, false) => "refused here: the answer is not one to this request",
+            (WcStatus::LocLenErr, false) => "refused here: the response does not have the requested length",
+            (WcStatus::LocProtErr, _) => {
+                "refused here: the memory of the work request does not exist, or does not \
+                allow this access"
+            }
+            (WcStatus::LocQpOpErr, false) => "refused here: the response does not belong to this request",
             (WcStatus::FatalErr, _) => {
                 "failed here: a device, such as the GPU whose memory it names, has failed"
             }

@@ -144,13 +144,13 @@ pub enum Error {
     Wait(io::Error),
     /// A completion channel has no completion queue, so it can have no events.
     #[error(
-        "the completion channel has no completion queue: all were destroyed, or are gone with their context, \
-         or none was created on it"
+        "the completion channel has no completion queue: all were destroyed, also with their context, or none was \
+         created on it"
     )]
     NoQueue,
     /// A verb that waits for a runner was called on the thread of that runner, by a closure.
     #[error(
-        "{verb} on the thread of the runner itself would wait for ever: use the context that the closure is given"
+        "{verb} on the runner's own thread would wait forever: use the context that the closure receives"
     )]
     OwnThread {
         /// The verb.
@@ -217,7 +217,7 @@ fn rows(gids: &[GidEntry]) -> String {
 
 fn rejection(peer: SocketAddr, reason: RejectReason) -> String {
     if reason == RejectReason::INVALID_SERVICE_ID {
-        format!("nobody listens on port {} in this partition ({reason})", peer.port())
+        format!("no listener on port {} in this partition ({reason})", peer.port())
     } else {
         reason.to_string()
     }

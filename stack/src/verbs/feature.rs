@@ -47,11 +47,11 @@ impl fmt::Display for Feature {
         f.write_str(match self {
             Feature::Flush => "FLUSH, which its Config turns off or an RNIC lacks",
             Feature::AtomicWrite => "ATOMIC WRITE, which its Config turns off or an RNIC lacks",
-            Feature::RoceV1 => "RoCE v1, which is no UDP",
-            Feature::SecondAddress => "another address on a socket; open one more for it",
+            Feature::RoceV1 => "RoCE v1, which does not use UDP",
+            Feature::SecondAddress => "another address on a socket; open another socket for it",
             Feature::UnreliableConnectionOfCard => {
-                "UC connections by the connection manager, with an RNIC: the kernel's makes RC connections; \
-                 Context::handshake connects UC queue pairs"
+                "UC connections by the connection manager, with an RNIC: the kernel's connection manager only makes RC \
+                 connections; Context::handshake connects UC queue pairs"
             }
             Feature::PartitionOfCard => {
                 "connections in another partition than the first, with an RNIC: the kernel chooses"
@@ -66,7 +66,7 @@ impl fmt::Display for Feature {
             Feature::RemoteInvalidate => {
                 "a region that a peer's SEND invalidates, with an RNIC; memory windows can be"
             }
-            Feature::Exchange => "another memory in place of a region's, with an RNIC; register it anew",
+            Feature::Exchange => "replacing the memory of a region, with an RNIC; register a new region",
             Feature::SelectiveRepeat => "selective repeat, with an RNIC, whose firmware chooses",
             Feature::CongestionControl => "congestion control by the Config, with an RNIC, which has its own",
             Feature::Window => "a window of unacknowledged packets, with an RNIC, which has its own",
@@ -77,7 +77,7 @@ impl fmt::Display for Feature {
             Feature::AtomicsOfDevice => {
                 "atomics of a device's memory, which the CPU can't reach; use memory of the host for them"
             }
-            Feature::AfXdp => "AF_XDP, which this build leaves out (cargo build --features af_xdp)",
+            Feature::AfXdp => "AF_XDP, which this build does not include (cargo build --features af_xdp)",
         })
     }
 }

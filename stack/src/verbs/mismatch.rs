@@ -49,7 +49,7 @@ impl fmt::Display for Mismatch {
                 "the peer sent {packet} of {payload} bytes to a queue pair with a path MTU of {path_mtu} bytes"
             ),
             Mismatch::Access { packet } => {
-                write!(f, "the peer sent {packet}, which this queue pair was not given the right to")
+                write!(f, "the peer sent {packet}, which the access flags of this queue pair do not allow")
             }
         }
     }

@@ -65,7 +65,7 @@ impl PkeyTable {
             return Ok(index);
         }
         if self.rows.len() == PkeyTable::MAX {
-            let expected = format!("at most {} of them; remove one that nothing uses", PkeyTable::MAX);
+            let expected = format!("at most {} of them; remove an unused one", PkeyTable::MAX);
             return Err(Error::invalid("pkey", pkey, expected));
         }
         self.rows.push(pkey);

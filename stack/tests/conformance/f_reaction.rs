@@ -400,6 +400,7 @@ fn congestion_control_is_set_by_queue_pair_or_context() {
     let config = QpConfig::rc(peer.pd, peer.cq).congestion(own);
     assert_eq!(
         refused(&mut peer, config),
-        "line_rate = unknown: bit/s, by Config::line_rate: the driver does not tell it, and congestion control starts there"
+        "line_rate = unknown: bit/s, by Config::line_rate: the driver does not report it, and congestion control \
+         starts at it"
     );
 }

@@ -219,7 +219,7 @@ fn the_table() {
         assert_eq!(context.add_pkey(PKey(0x8100 + n as u16)).unwrap(), n);
     }
     let full = context.add_pkey(PKey(0x9999)).map_err(|error| error.to_string());
-    assert_eq!(full, Err("pkey = 0x9999: at most 128 of them; remove one that nothing uses".to_owned()));
+    assert_eq!(full, Err("pkey = 0x9999: at most 128 of them; remove an unused one".to_owned()));
 
     // The default key can be removed as well, and errors name it.
     context.remove_pkey(0).unwrap();

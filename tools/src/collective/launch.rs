@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), 
                 event => printer.hear(event)?,
             },
             Heard::Garbled(line) => {
-                return Err(job.failed(rank, &format!("said something unexpected: '{line}'"), printer));
+                return Err(job.failed(rank, &format!("printed an unexpected line: '{line}'"), printer));
             }
             Heard::End => {
                 if let Some(how) = job.end(rank)? {
@@ -74,7 +74,7 @@ pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), 
 pub(super) fn rank(args: &Args, parent: u32) -> Result<ExitCode, Failure> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(io::Error::from)
-        .or_fail(|| "asking for the end of the parent".to_owned())?;
+        .or_fail(|| "registering for the end of the parent process".to_owned())?;
     // The parent may have ended before this process asked to be notified of its end.
     if getppid().map(Pid::as_raw_nonzero).map(|id| id.get() as u32) != Some(parent) {
         return Err(Failure::run(format!("process {parent}, which started this rank, has ended")));
@@ -140,7 +140,7 @@ impl Job {
         id: UniqueId,
         listener: Option<TcpListener>,
     ) -> Result<(), Failure> {
-        let program = std::env::current_exe().or_fail(|| "finding this program's own file".to_owned())?;
+        let program = std::env::current_exe().or_fail(|| "finding this program's file".to_owned())?;
         let mut command = Command::new(program);
         command.arg("collective").args(args.to_arguments());
         command.args(["--as-rank-of", &std::process::id().to_string()]);

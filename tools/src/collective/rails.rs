@@ -29,7 +29,7 @@ impl FromStr for Rails {
         let rails: Vec<DeviceSpec> = text.split('+').map(device).collect::<Result<_, _>>()?;
         let first = rails.iter().enumerate().find(|(index, rail)| rails[..*index].contains(rail));
         if let Some((_, twice)) = first {
-            return Err(format!("{twice} twice: each rail must be a port of its own"));
+            return Err(format!("{twice} is given twice: each rail must be another port"));
         }
         match rails.len() {
             1..=MAX_RAILS => Ok(Rails(rails)),

@@ -72,7 +72,7 @@ impl FromStr for Late {
         let is_valid = |late: &Late| late.of > 0 && late.time.0 <= Duration::from_secs(60);
         let late = late.map(|((rank, time), of)| Late { rank, time, of }).filter(is_valid);
         late.ok_or_else(|| {
-            format!("'{text}': must be RANK:TIME:N, a time up to 60s in one of N calls, as 2:5ms:10")
+            format!("'{text}': must be RANK:TIME:N, a time up to 60s in every Nth call, as 2:5ms:10")
         })
     }
 }
@@ -188,7 +188,7 @@ impl Member<'_> {
         let algorithm = explanations[0].algorithm;
         if let Some(forced) = self.args.algorithm.filter(|forced| *forced != algorithm) {
             let reason = &explanations[0].reason;
-            return Err(Failure::usage(format!("--algorithm {forced}: it would be {algorithm}, {reason}")));
+            return Err(Failure::usage(format!("--algorithm {forced}; without it {algorithm}, {reason}")));
         }
         let texts: Vec<String> = explanations.iter().map(ToString::to_string).collect();
         Ok((algorithm.to_string(), self.args.explain.then(|| texts.join("\n"))))

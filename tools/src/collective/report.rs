@@ -145,7 +145,7 @@ impl Printer {
     /// The progress so far, for a failure message.
     pub(super) fn progress(&self) -> String {
         match &self.header {
-            None => ", before all ranks had met".to_owned(),
+            None => ", before all ranks had joined".to_owned(),
             Some(header) => format!(", after {} of {} sizes", self.rows.len(), header.sizes),
         }
     }
@@ -153,7 +153,7 @@ impl Printer {
     /// Prints the end of the report. Returns the exit status.
     pub(super) fn finish(self) -> Result<ExitCode, Failure> {
         let Some(header) = &self.header else {
-            return Err(Failure::run("rank 0 has told nothing"));
+            return Err(Failure::run("rank 0 has reported nothing"));
         };
         let wrong = self.rows.iter().flat_map(Row::timings).filter_map(|timing| timing.wrong);
         let wrong: Option<u64> = self.args.checks().then(|| wrong.sum());

@@ -189,7 +189,7 @@ impl PacketTotals {
         let mut dropped: BTreeMap<String, u64> =
             counters.drops().map(|(name, count)| (name.to_owned(), count)).collect();
         dropped.insert("no buffer at the receiving port".to_owned(), rx_dropped);
-        dropped.insert("not taken by the sending port".to_owned(), tx_dropped);
+        dropped.insert("not accepted by the sending port".to_owned(), tx_dropped);
         dropped.retain(|_, count| *count > 0);
         PacketTotals {
             sent: counters.value(Counter::SentPkts),
@@ -500,7 +500,9 @@ fn exchange(member: &mut Member, own: SocketAddr) -> Result<Vec<SocketAddr>, Err
     /// Address and port.
     const ENTRY: usize = 6;
     let IpAddr::V4(address) = own.ip() else {
-        return Err(Failure::run(format!("{own} is no IPv4 address for the TCP baseline")).into());
+        return Err(
+            Failure::run(format!("{own} is not an IPv4 address, which the TCP baseline needs")).into()
+        );
     };
     let Member { collectives, communicator, .. } = member;
     let mut entries = vec![[0; ENTRY]; communicator.size() as usize];

@@ -347,7 +347,8 @@ impl DemoReport {
             paragraph(f, "ferroce", &format!("{opened}; {why}"))?;
         }
         if self.total.tcp.is_some() {
-            let what = "the kernel's, on interfaces without ferroce: the same ring, chunks, memory, sums and checks, in turns";
+            let what = "the kernel's, on interfaces without ferroce: the same ring, chunks, memory, sums and checks, \
+                alternating with ferroce";
             paragraph(f, "TCP", what)?;
         }
         Ok(())
@@ -375,16 +376,16 @@ impl DemoReport {
         }
         writeln!(f)?;
         if compared {
-            writeln!(f, "ratio: TCP's time by ferroce's; above 1, ferroce is the faster one")?;
+            writeln!(f, "ratio: TCP's time divided by ferroce's; above 1 ferroce is faster")?;
         }
-        writeln!(f, "busbw: bytes by time, times 2 (ranks - 1) / ranks, as in nccl-tests")
+        writeln!(f, "busbw: bytes divided by time, times 2 (ranks - 1) / ranks, as in nccl-tests")
     }
 
     fn write_packets(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let packets: Vec<&PacketTotals> =
             self.ports.iter().filter_map(|port| port.totals.packets.as_ref()).collect();
         if packets.is_empty() {
-            return paragraph(f, "packets", "the card counts them with those of all that use its port");
+            return paragraph(f, "packets", "the card counts packets of all programs on its port together");
         }
         let sum = |get: fn(&PacketTotals) -> u64| grouped(packets.iter().map(|one| get(one)).sum());
         let text = format!(
@@ -411,8 +412,8 @@ impl DemoReport {
             count => format!(", and {} over TCP", grouped(*count)),
         };
         let text = format!(
-            "{} elements{over_tcp}: every one, at every rank, after every round, bit for bit with sums made without \
-             a network",
+            "{} elements{over_tcp}: all, at every rank, after every round, bit for bit, with sums computed without a \
+             network",
             grouped(*elements_checked)
         );
         paragraph(f, "checked", &text)?;

@@ -111,7 +111,7 @@ impl Supervisor {
         };
         let message = match heard {
             RankOutput::Event(event) => RankNotice::Event(event),
-            RankOutput::Garbled(line) => RankNotice::Gone(format!("said something unexpected: {line}")),
+            RankOutput::Garbled(line) => RankNotice::Gone(format!("printed an unexpected line: {line}")),
             RankOutput::Closed => RankNotice::Gone(self.ranks[rank as usize].end()),
         };
         Some((rank, message))

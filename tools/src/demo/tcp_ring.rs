@@ -34,9 +34,9 @@ pub(super) struct TcpRing {
 pub(super) enum Error {
     #[error("TCP baseline: {what}: {source}")]
     Os { what: &'static str, source: io::Error },
-    #[error("TCP baseline: the rank before this one has closed its connection")]
+    #[error("TCP baseline: the previous rank has closed its connection")]
     Closed,
-    #[error("TCP baseline: nothing has moved for {} s", PATIENCE.as_secs())]
+    #[error("TCP baseline: no data transferred for {} s", PATIENCE.as_secs())]
     Stalled,
     #[error("told to stop")]
     Stopped,

@@ -46,7 +46,7 @@ impl CardCongestion {
     /// One line of text.
     pub(super) fn line(told: Option<&CardCongestion>) -> String {
         let Some(CardCongestion { source, settings }) = told else {
-            return "congestion control of the card: not told".to_owned();
+            return "congestion control of the card: not reported".to_owned();
         };
         let all: Vec<_> = settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
         format!("congestion control of the card, by {}: {}", legible(source), all.join(", "))
@@ -136,7 +136,7 @@ mod tests {
         for device in ["mlx5_0", "rxe0"] {
             let told = CardCongestion::read(&sys.0, device, Some("eth0"));
             assert_eq!(told, None);
-            assert_eq!(CardCongestion::line(told.as_ref()), "congestion control of the card: not told");
+            assert_eq!(CardCongestion::line(told.as_ref()), "congestion control of the card: not reported");
         }
     }
 

@@ -39,8 +39,8 @@ impl Choice {
                     shared_memory: SharedMemory::Off,
                 };
                 match faster.open() {
-                    Err(reason) => format!("af_xdp can't be had: {reason}"),
-                    Ok(_) => format!("af_xdp could not be had when {driver} was taken, and can now"),
+                    Err(reason) => format!("af_xdp is not available: {reason}"),
+                    Ok(_) => format!("af_xdp was not available when {driver} was chosen, and is now"),
                 }
             }
             _ => by_name,
@@ -57,12 +57,12 @@ impl Choice {
     }
 
     pub(super) fn print(&self) -> Result<(), Failure> {
-        say!("-d {} takes {}: {}", self.name, self.driver, legible(&self.reason))?;
+        say!("-d {} selects {}: {}", self.name, self.driver, legible(&self.reason))?;
         for OtherCard { device, software } in &self.rnics {
             let what = if *software {
-                "rdma_rxe, the kernel's software, is on this interface too"
+                "rdma_rxe, the kernel's software RoCE, is on this interface too"
             } else {
-                "an RNIC is on this interface too, and faster"
+                "an RNIC is on this interface too, and is faster"
             };
             say!("  {what}: -d {device}")?;
         }
@@ -73,7 +73,7 @@ impl Choice {
 /// Explains an unknown interface name that is the name of an RNIC.
 pub(super) fn explain(name: &str, error: ferroce::driver::Error, rnics: &Rnics) -> Failure {
     match rnics.has(name) {
-        true => Failure::usage(format!("'{name}' is an RNIC, and no interface: -d ibverbs:{name}")),
+        true => Failure::usage(format!("'{name}' is an RNIC, not an interface: -d ibverbs:{name}")),
         false => Error::from(error).into(),
     }
 }

@@ -97,7 +97,7 @@ impl GpuInfo {
 
     fn print(&self) -> Result<(), Failure> {
         let gib = self.memory as f64 / (1_u64 << 30) as f64;
-        let place = self.pci.as_ref().map_or("at no PCI bus that it tells of".to_owned(), |pci| {
+        let place = self.pci.as_ref().map_or("PCI address not reported".to_owned(), |pci| {
             let node = self.numa_node.map_or(String::new(), |node| format!(", NUMA node {node}"));
             format!("PCI {pci}{node}")
         });
@@ -108,9 +108,9 @@ impl GpuInfo {
             }
         }
         match &self.no_dma_buf {
-            Some(missing) => say!("  no dma-buf, so no RNIC reaches its memory: {missing}"),
+            Some(missing) => say!("  no dma-buf, so no RNIC can access its memory: {missing}"),
             None => {
-                say!("  dma-buf: it has them; whether the RNIC takes one is seen when memory is registered")
+                say!("  dma-buf: supported; whether the RNIC accepts it is known when memory is registered")
             }
         }
     }

@@ -105,7 +105,7 @@ impl Rnics {
 
     pub(super) fn print(&self) -> Result<(), Failure> {
         match &self.unavailable {
-            Some(reason) => say!("RNICs: none can be looked for: {}", legible(reason))?,
+            Some(reason) => say!("RNICs: unknown: {}", legible(reason))?,
             None if self.devices.is_empty() => match &self.interface {
                 Some(interface) => say!("RNICs on {interface}: none")?,
                 None => say!("RNICs: none")?,
@@ -213,7 +213,7 @@ const GUESSABLE: &str = "guessable";
 const UNKNOWN: &str = "unknown";
 /// Observed with rdma_rxe of Linux 6.1.
 const RXE_ABSENT_EVENTS: [&str; 2] = [
-    "QP_ACCESS_ERR (after a bad R_Key only LAST_WQE_REACHED comes)",
+    "QP_ACCESS_ERR (after a bad R_Key only LAST_WQE_REACHED is raised)",
     "DEVICE_FATAL (a removal waits for the last user; Linux 6.1)",
 ];
 

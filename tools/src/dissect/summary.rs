@@ -297,7 +297,7 @@ impl fmt::Display for Summary {
             let count = strays.len();
             writeln!(
                 f,
-                "{count} packets with a wrong ICRC, each the only one to its queue pair: damaged, or no RoCE"
+                "{count} packets with a wrong ICRC, each the only one to its queue pair: damaged, or not RoCE"
             )?;
         }
         match self.unlisted_packets {

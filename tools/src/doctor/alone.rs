@@ -35,9 +35,11 @@ pub(super) fn checks(
         (Some(said), _) => [
             Check::ok(
                 UDP,
-                format!("its connection manager, asked for port {UNUSED_PORT}, {said}: both ways are open"),
+                format!(
+                    "its connection manager, asked for port {UNUSED_PORT}, {said}: both directions are open"
+                ),
             ),
-            Check::ok(ICRC, "right both ways: it answers, and its answer is right"),
+            Check::ok(ICRC, "right in both directions: it answers, and its answer is right"),
         ],
         (None, Some(answer)) => not_taken(answer, own, peer),
         (None, None) => silence(own, peer, tcp_passes, icmp_passes),
@@ -56,7 +58,7 @@ fn not_taken(answer: &CmAnswer, (_, pkey): (IpAddr, PKey), peer: IpAddr) -> [Che
             Check::failed(
                 ICRC,
                 format!("of its answer: {wrong}"),
-                "leave UDP port 4791 out of NAT and of whatever rewrites IP headers on the way",
+                "exclude UDP port 4791 from NAT and everything else that rewrites IP headers on the path",
             ),
         ];
     }
@@ -64,8 +66,8 @@ fn not_taken(answer: &CmAnswer, (_, pkey): (IpAddr, PKey), peer: IpAddr) -> [Che
     let failed = match answer.source == Gid::from(peer) {
         true => Check::failed(
             UDP,
-            format!("its connection manager answers with P_Key {}, which {pkey} does not admit", answer.pkey),
-            "give both ends the same --pkey, at one of them with 0x8000 in it",
+            format!("its connection manager answers with P_Key {}, which {pkey} does not match", answer.pkey),
+            "give both ends the same low 15 bits of --pkey, and at least one of them 0x8000",
         ),
         false => Check::failed(
             UDP,
@@ -86,7 +88,7 @@ fn silence((source, pkey): (IpAddr, PKey), peer: IpAddr, tcp_passes: bool, icmp_
     };
     if let Some(why) = local::refused_here(source, peer) {
         let seen = format!("its connection manager does not answer; {why}");
-        return [Check::failed(UDP, seen, OWN_FILTER), Check::not_checked(ICRC, "nothing came back")];
+        return [Check::failed(UDP, seen, OWN_FILTER), Check::not_checked(ICRC, "no packet came back")];
     }
     let kernel = local::ask_kernel(source, peer);
     let details = [passing.map(|passing| format!("though {passing}")), kernel.clone()];
@@ -97,7 +99,7 @@ fn silence((source, pkey): (IpAddr, PKey), peer: IpAddr, tcp_passes: bool, icmp_
             format!("its connection manager does not answer{detail}"),
             silence_cure(peer, pkey, passing.is_some(), kernel.is_some()),
         ),
-        Check::not_checked(ICRC, "nothing came back"),
+        Check::not_checked(ICRC, "no packet came back"),
     ]
 }
 
@@ -105,13 +107,13 @@ fn silence((source, pkey): (IpAddr, PKey), peer: IpAddr, tcp_passes: bool, icmp_
 fn marks(answer: Option<&CmAnswer>) -> Check {
     const NAME: &str = "DSCP and ECN";
     let Some(CmAnswer { traffic_class, hop_limit, .. }) = answer else {
-        return Check::not_checked(NAME, "nothing came back");
+        return Check::not_checked(NAME, "no packet came back");
     };
     Check::not_checked(
         NAME,
         format!(
-            "its answer came with DSCP {}, {}, hop limit {hop_limit} ({HOP_LIMIT} leave from most hosts); what it was \
-             sent with, and how our packets arrive, only `ferroce doctor` there can tell",
+            "its answer arrived with DSCP {}, {}, hop limit {hop_limit} ({HOP_LIMIT} leave from most hosts); only \
+             `ferroce doctor` there can report how it was sent, and how the packets of this end arrive",
             traffic_class >> 2,
             ecn_name(*traffic_class)
         ),
@@ -120,18 +122,18 @@ fn marks(answer: Option<&CmAnswer>) -> Check {
 
 /// The possible causes if no RoCE packet comes back, the most likely one first.
 fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: bool) -> String {
-    let nat = "a NAT between makes the ICRC wrong, which covers addresses and ports: leave UDP port 4791 out of it (`nft \
-               insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
-    let firewall = format!("a firewall there or between: {LET_THROUGH}");
+    let nat = "a NAT on the path makes the ICRC wrong, which covers addresses and ports: exclude UDP port 4791 from it \
+        (`nft insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
+    let firewall = format!("a firewall there or on the path: {LET_THROUGH}");
     let device = format!(
         "does a program with a connection manager run there, or is there a RoCE device for {peer} (`rdma link`) and \
                  rdma_cm loaded (`modprobe rdma_cm`)?"
     );
     let partition = format!(
-        "another partition: what runs there must hear P_Key {pkey} (`rx_pkey_mismatch` in `ferroce stat` there counts what \
-         it does not hear; `--pkey` names that of either end, to the doctor too)"
+        "another partition: the program there must accept P_Key {pkey} (`rx_pkey_mismatch` in `ferroce stat` there \
+         counts the packets that it drops; `--pkey` sets the P_Key of each end, also for doctor)"
     );
-    let host = format!("is {peer} up, and is there a way to it (`ip route get {peer}`)?");
+    let host = format!("is {peer} up, and is there a route to it (`ip route get {peer}`)?");
     let causes = match (others_pass, kernel_answers) {
         // The kernel there has no socket on the port; AF_XDP and RNICs need none.
         (_, true) => [device.as_str(), firewall.as_str(), partition.as_str(), nat].to_vec(),
@@ -141,5 +143,5 @@ fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: boo
             [host.as_str(), firewall.as_str(), device.as_str(), partition.as_str(), nat].to_vec()
         }
     };
-    format!("{}; `ferroce doctor -d DEV` there tells one way from the other", causes.join("; then: "))
+    format!("{}; `ferroce doctor -d DEV` there checks each direction separately", causes.join("; then: "))
 }

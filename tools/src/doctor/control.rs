@@ -81,11 +81,13 @@ impl DoctorControl {
     pub(super) fn send(&mut self, message: &DoctorMessage) -> Result<(), Failure> {
         let bytes = message.to_bytes().map_err(Failure::run)?;
         for piece in bytes.chunks(PIECE) {
-            self.stream.write_all(piece).or_fail(|| "telling the other end".into())?;
+            self.stream.write_all(piece).or_fail(|| "sending to the other end".into())?;
             let mut answer = [0];
             self.read_exact(&mut answer)?;
             if answer != [GO_ON] {
-                return Err(Failure::run("the other end broke off in the middle of a control message"));
+                return Err(Failure::run(
+                    "the other end closed the connection in the middle of a control message",
+                ));
             }
         }
         Ok(())
@@ -110,7 +112,7 @@ impl DoctorControl {
         let mut had = prefix.len();
         for piece in bytes.chunks_mut(PIECE) {
             self.read_exact(&mut piece[std::mem::take(&mut had)..])?;
-            self.stream.write_all(&[GO_ON]).or_fail(|| "telling the other end".into())?;
+            self.stream.write_all(&[GO_ON]).or_fail(|| "sending to the other end".into())?;
         }
         match DoctorMessage::parse(&bytes[prefix.len()..]).map_err(Failure::run)? {
             DoctorMessage::Failed(reason) => Err(Failure::run(format!("the other end failed: {reason}"))),
@@ -146,7 +148,10 @@ impl DoctorControl {
     fn patience(&self) -> Result<Duration, Failure> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Failure::run(format!("the other end takes more than {:?}", self.limits.whole)));
+            return Err(Failure::run(format!(
+                "the other end has not answered within {:?}",
+                self.limits.whole
+            )));
         }
         Ok(left.min(self.limits.answer))
     }
@@ -164,12 +169,12 @@ impl DoctorControl {
     ) -> Result<DoctorMessage, Failure> {
         self.send(message)?;
         self.receive_while(meanwhile)?
-            .ok_or_else(|| Failure::run("the other end hung up in the middle of the check"))
+            .ok_or_else(|| Failure::run("the other end closed the connection in the middle of the check"))
     }
 }
 
 /// The failure for a message in place of an answer.
 pub(super) fn unexpected(message: &DoctorMessage) -> Failure {
     let said: String = format!("{message:?}").chars().take(SHOWN).collect();
-    Failure::run(format!("the other end says {said}, which was not asked for"))
+    Failure::run(format!("the other end sent {said}, which was not expected"))
 }

@@ -71,7 +71,7 @@ fn path_mtu_check(
                 ),
                 format!(
                     "raise the MTU to {needed} or more (`ip link set DEV mtu {}`) at {peer} and at every router and \
-                     switch between{smaller}",
+                     switch on the path{smaller}",
                     own.mtu
                 ),
             )
@@ -87,8 +87,8 @@ fn largest_echo(
     interrupt: &Interrupt,
 ) -> Result<Option<PathMtu>, String> {
     let found = Netlink::open().and_then(|netlink| netlink.interface(&own.interface));
-    let scope = found.map_err(|error| format!("no echo request from here: {error}"))?.index;
-    let socket = |error| format!("no echo request from here: {error}");
+    let scope = found.map_err(|error| format!("sending an echo request failed: {error}"))?.index;
+    let socket = |error| format!("sending an echo request failed: {error}");
     let mut pinger = Pinger::new(peer, scope).map_err(socket)?;
     let mut ask = |length| -> Result<bool, String> {
         // Twice, since one may be lost.

@@ -99,7 +99,7 @@ impl Door<'_> {
         let number = self.next;
         self.next += 1;
         let Ok(second) = stream.try_clone() else {
-            return debug!("a client can't be let in: no descriptor for it");
+            return debug!("a client can't be accepted: no file descriptor is free");
         };
         self.visitors.push(AcceptedConnection { number, stream: second });
         let (told, interrupt) = (self.told.clone(), self.interrupt.clone());
@@ -115,7 +115,7 @@ fn greet(stream: TcpStream, interrupt: &Interrupt) -> Result<Asker, Failure> {
     let failure = match control.receive() {
         Ok(Some(DoctorMessage::Hello(hello))) => return Ok(Asker { control, hello }),
         Ok(Some(other)) => unexpected(&other),
-        Ok(None) => Failure::run("the other end hung up before it said what is to be checked"),
+        Ok(None) => Failure::run("the other end closed the connection before it named the check"),
         Err(failure) => failure,
     };
     tell(&mut control, &failure);
@@ -147,7 +147,7 @@ fn answer(port: &mut ProbePort, guest: &mut Asker, interrupt: &Interrupt) -> Res
     while let Some(message) = control.receive()? {
         round += 1;
         if round > MAX_ROUNDS {
-            return Err(Failure::run(format!("a check has {MAX_ROUNDS} rounds of probes at most")));
+            return Err(Failure::run(format!("a check has at most {MAX_ROUNDS} rounds of probes")));
         }
         match message {
             DoctorMessage::Expect(probes) => expect(port, control, asks, &own, probes, interrupt)?,
@@ -170,7 +170,7 @@ fn answer(port: &mut ProbePort, guest: &mut Asker, interrupt: &Interrupt) -> Res
 fn check_addresses(own: &Hello, to: IpAddr) -> Result<(), Failure> {
     let Hello { address, interface, .. } = own;
     if !own.addresses.contains(address) {
-        return Err(Failure::run(format!("{address} is no address of '{interface}'")));
+        return Err(Failure::run(format!("{address}: must be an address of '{interface}'")));
     }
     let is_broadcast = to == IpAddr::V4(Ipv4Addr::BROADCAST);
     if to.is_ipv4() != address.is_ipv4() || to.is_multicast() || to.is_unspecified() || is_broadcast {
@@ -198,8 +198,7 @@ fn challenge(
     match control.ask(&DoctorMessage::Challenge)? {
         DoctorMessage::Proof(Some(told)) if told == token => Ok(Ok(())),
         DoctorMessage::Proof(_) => Ok(Err(Failure::run(format!(
-            "this control connection comes from {}, and a packet that was sent to {} was not heard by its \
-             other end",
+            "this control connection comes from {}, and its other end did not receive a packet that was sent to {}",
             control.peer()?,
             to.address
         )))),
@@ -209,7 +208,7 @@ fn challenge(
 
 fn random() -> Result<u64, Failure> {
     // Not read from a file, which may be missing in a container.
-    OsRng.try_next_u64().map_err(|error| Failure::run(format!("a random number of the kernel's: {error}")))
+    OsRng.try_next_u64().map_err(|error| Failure::run(format!("reading a random number: {error}")))
 }
 
 /// Receives probes until the client has sent them all.

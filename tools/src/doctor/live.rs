@@ -56,9 +56,9 @@ impl LiveContext {
                 Some(now) => live.push(LiveContext { before: before.clone(), now: now.clone() }),
                 None => left_out.push(Check::failed(
                     "context",
-                    format!("{}: it ended while it was examined, so nothing is known of it", title(before)),
-                    "what the program itself says, if it was not meant to end; and check again: where UDP port 4791 is free \
-                     now, packets are sent",
+                    format!("{}: it ended while it was examined, so nothing is known about it", title(before)),
+                    "see the log of the program, if it should not have ended; and check again: with UDP port 4791 \
+                     free, doctor sends packets",
                 )),
             }
         }
@@ -136,8 +136,8 @@ impl LiveContext {
             return Check::note(
                 NAME,
                 format!("{seen}; {failed} queue pair(s) in an error state"),
-                "the program has a completion or an event in error that says why; a queue pair works again only after it \
-                 was reset and connected anew",
+                "the program got a completion or an event with the error; a queue pair works again only after it was \
+                 reset and connected again",
             );
         }
         Check::ok(NAME, seen)
@@ -160,7 +160,7 @@ impl LiveContext {
             None => Check::not_checked(
                 NAME,
                 self.named(&format!(
-                    "no queue pair is connected to {peer}, so what it counts is of the ways to others"
+                    "no queue pair is connected to {peer}, so its counters are about the paths to other peers"
                 )),
             ),
         }
@@ -175,10 +175,7 @@ impl LiveContext {
             sent.total, received.total, sent.lately, received.lately
         ));
         if self.now.label("driver") == Some("ibverbs") {
-            return Check::not_checked(
-                NAME,
-                self.named("a card counts its packets for itself (`ethtool -S`)"),
-            );
+            return Check::not_checked(NAME, self.named("the card counts its packets itself (`ethtool -S`)"));
         }
         // The metrics of another process may overflow.
         let lately = sent.lately.saturating_add(received.lately);
@@ -201,22 +198,22 @@ impl LiveContext {
             (_, true) if is_deaf => Check::failed(
                 NAME,
                 seen,
-                "nothing comes back any more: a firewall for UDP port 4791 at either end or between (`nft list ruleset`), \
-                 the peer's program has ended or does not poll, or its address has gone; `ferroce doctor` at the other end \
-                 tells them apart",
+                "no packets come back any more: a firewall drops UDP port 4791 at either end or on the path (`nft \
+                 list ruleset`), the peer's program has ended or does not poll, or its address was removed; `ferroce \
+                 doctor` at the other end finds out which",
             ),
             (_, true) if lately == 0 => Check::note(
                 NAME,
                 seen,
-                "nothing came or went now: the program is idle, or its peers' packets no longer get here; `ferroce doctor` at \
-                 the other end tells which",
+                "no packets in the last second: the program is idle, or its peers' packets no longer arrive; `ferroce \
+                 doctor` at the other end finds out which",
             ),
             (true, false) => Check::failed(
                 NAME,
                 seen,
-                "nothing has ever come back: a firewall for UDP port 4791, a NAT (the ICRC covers addresses and ports), \
-                 another partition, or nobody there; `ferroce doctor` at the other end, or with this program stopped, tells \
-                 them apart",
+                "no packet has ever come back: a firewall drops UDP port 4791, a NAT rewrites addresses (the ICRC \
+                 covers them and the ports), another partition, or no peer; `ferroce doctor` at the other end, or \
+                 with this program stopped, finds out which",
             ),
             (_, true) => Check::ok(NAME, seen),
             (false, false) => Check::not_checked(NAME, seen),

@@ -23,7 +23,7 @@ pub(super) fn device_towards(peer: IpAddr) -> Result<DeviceSpec, Failure> {
     let owner = interfaces.into_iter().find(|i| i.addresses.iter().any(|(address, _)| *address == own));
     match owner {
         Some(interface) if interface.loopback => Err(Failure::usage(format!(
-            "{peer} is this host itself; for a check within it, give each end a socket: `ferroce doctor -d \
+            "{peer} is this host; to check within it, give each end a socket: `ferroce doctor -d \
              udp:127.0.0.1` and `ferroce doctor -d udp:127.0.0.2 127.0.0.1`"
         ))),
         Some(interface) => {
@@ -80,7 +80,7 @@ pub(super) fn gid(
             return (None, Check::failed(NAME, format!("{row}, is of IPv6, {peer} of IPv4"), take));
         }
         ((_, true), _) => {
-            Check::failed(NAME, format!("{row}, is link-local: no router takes it to {peer}"), take)
+            Check::failed(NAME, format!("{row}, is link-local: routers do not forward it to {peer}"), take)
         }
         _ => Check::note(NAME, format!("{row}, is not link-local, {peer} is"), take),
     };
@@ -98,7 +98,7 @@ pub(super) fn checks(capabilities: &Capabilities, source: IpAddr, peer: IpAddr) 
         Ok(found) => found,
         Err(Error::NoInterface { name, .. }) => {
             return NAMES
-                .map(|check| Check::not_checked(check, format!("'{name}' is no interface of the kernel's")))
+                .map(|check| Check::not_checked(check, format!("'{name}' is not an interface of the kernel")))
                 .into();
         }
         Err(error) => return NAMES.map(|check| Check::not_checked(check, error.to_string())).into(),
@@ -119,7 +119,11 @@ pub(super) fn interface_check(capabilities: &Capabilities, interface: &Interface
         return Check::failed(NAME, format!("{row}; it is down"), format!("`ip link set {name} up`"));
     }
     if !interface.carrier {
-        return Check::failed(NAME, format!("{row}; no carrier"), "plug it in, or set its other end up");
+        return Check::failed(
+            NAME,
+            format!("{row}; no carrier"),
+            "plug in the cable, or set up its other end",
+        );
     }
     if path_mtu < Some(PathMtu::Mtu1024) {
         return Check::note(NAME, row, format!("`ip link set {name} mtu 1500`, for path MTU 1024"));
@@ -136,7 +140,7 @@ fn route_check(
     const NAME: &str = "route";
     let name = &interface.name;
     if interface.addresses.iter().any(|(address, _)| *address == peer) && !interface.loopback {
-        return Check::note(NAME, format!("{peer} is this host itself"), "check from another host");
+        return Check::note(NAME, format!("{peer} is this host"), "check from another host");
     }
     let route = match netlink.route(interface, peer) {
         Ok(route) => route,
@@ -163,7 +167,7 @@ fn route_check(
         return Check::note(
             NAME,
             format!("{way}; the kernel's own packets leave from {other}, these from {source}"),
-            format!("{way_of_other}, unless {peer} knows the way back to {source}"),
+            format!("{way_of_other}, unless {peer} has a route back to {source}"),
         );
     }
     Check::ok(NAME, way)
@@ -209,25 +213,25 @@ pub(super) fn next_hop(interface: &str, peer: IpAddr, interrupt: &Interrupt) -> 
     });
     interrupt.check()?;
     Ok(match known {
-        Ok(None) => Check::not_checked(NEXT_HOP, format!("{peer} is this host itself")),
+        Ok(None) => Check::not_checked(NEXT_HOP, format!("{peer} is this host")),
         Ok(Some((_, Neighbour::Fresh(mac) | Neighbour::Stale(mac)))) => neighbour_check(Ok(mac), peer),
         Ok(Some((next_hop, Neighbour::Failed))) => {
             let protocol = if next_hop.is_ipv4() { "ARP" } else { "ND" };
             let failed = Error::NoNeighbour { peer: next_hop, protocol, interface: interface.to_owned() };
             neighbour_check(Err(failed), peer)
         }
-        Ok(Some(_)) => Check::not_checked(NEXT_HOP, "the kernel has not looked for it"),
+        Ok(Some(_)) => Check::not_checked(NEXT_HOP, "the kernel has not resolved it"),
         // The route has its own check.
         Err(error) => Check::not_checked(NEXT_HOP, error.to_string()),
     })
 }
 
 /// The remedy if this host's own packet filter drops packets.
-pub(super) const OWN_FILTER: &str = "this host's own packet filter: take UDP port 4791 out of the rule that drops it (`iptables -S OUTPUT`, or a \
-                                     chain of output in `nft list ruleset`)";
+pub(super) const OWN_FILTER: &str = "the packet filter of this host: exclude UDP port 4791 from the rule that drops it \
+    (`iptables -S OUTPUT`, or a chain of output in `nft list ruleset`)";
 /// The remedy for a rule that drops; a rule in another table that accepts does not override it.
-pub(super) const LET_THROUGH: &str = "`nft list ruleset` and `iptables -S` show the rule that drops; take UDP port 4791 out of it, or insert \
-                                      `udp dport 4791 accept` above it in the same chain";
+pub(super) const LET_THROUGH: &str = "`nft list ruleset` and `iptables -S` show the rule that drops; exclude UDP port \
+    4791 from it, or insert `udp dport 4791 accept` above it in the same chain";
 
 /// A socket for plain UDP packets to port 4791 of a peer.
 fn plain_socket(source: IpAddr, peer: IpAddr) -> Option<UdpSocket> {
@@ -241,7 +245,7 @@ pub(super) fn refused_here(source: IpAddr, peer: IpAddr) -> Option<String> {
     let error = plain_socket(source, peer)?.send(&[0]).err()?;
     // Other errors concern the route, which has its own check.
     let is_filter = error.kind() == std::io::ErrorKind::PermissionDenied;
-    is_filter.then(|| format!("this host itself refuses to send them: {error}"))
+    is_filter.then(|| format!("this host refuses to send them: {error}"))
 }
 
 /// The answer to a plain UDP packet to port 4791, if any.
@@ -254,10 +258,10 @@ pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<String> {
         // From the peer, or from a firewall in front of it. Some drivers take packets before the kernel sees them, so
         // there is no socket.
         std::io::ErrorKind::ConnectionRefused => Some(format!(
-            "a plain packet there comes back as ICMP port unreachable: no socket at {peer} has UDP port 4791, which AF_XDP, \
-             DPDK and cards can do without, or a firewall rejects it"
+            "a plain packet there is answered with ICMP port unreachable: no socket at {peer} has UDP port 4791 \
+             (AF_XDP, DPDK and cards need none), or a firewall rejects it"
         )),
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => None,
-        _ => Some(format!("a plain packet there gets the answer: {error}")),
+        _ => Some(format!("a plain packet there is answered: {error}")),
     }
 }

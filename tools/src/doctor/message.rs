@@ -167,7 +167,7 @@ impl DoctorMessage {
                 if !QPNS.contains(&hello.qpn) {
                     let (least, most) = (QPNS.start(), QPNS.end());
                     return Err(format!(
-                        "probes to queue pair {:#x}; {least:#x} to {most:#x} are right",
+                        "probes to queue pair {:#x}: must be {least:#x} to {most:#x}",
                         hello.qpn
                     ));
                 }
@@ -182,7 +182,7 @@ impl DoctorMessage {
 
 fn check_count(kind: &str, count: usize, most: usize) -> Result<(), String> {
     if count > most {
-        return Err(format!("a control message with {count} {kind}; at most {most}"));
+        return Err(format!("a control message with {count} {kind}: must be at most {most}"));
     }
     Ok(())
 }
@@ -192,7 +192,7 @@ fn check_probes(probes: &[Probe]) -> Result<(), String> {
     for Probe { number, length, .. } in probes {
         if !PROBE_LENGTHS.contains(length) {
             let (least, most) = (PROBE_LENGTHS.start(), PROBE_LENGTHS.end());
-            return Err(format!("a probe of {length} bytes; {least} to {most} are right"));
+            return Err(format!("a probe of {length} bytes: must be {least} to {most}"));
         }
         if !numbers.insert(number) {
             return Err(format!("two probes with the number {number}"));

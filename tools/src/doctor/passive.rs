@@ -80,10 +80,12 @@ fn no_sign_of_life(peer: IpAddr, tcp_port: u16) -> Check {
     Check::failed(
         FAR_END,
         format!(
-            "no sign of {peer}: it answers neither ICMP echo nor TCP port {tcp_port}, and no queue pair here is connected to it"
+            "no answer from {peer}: it answers neither ICMP echo nor TCP port {tcp_port}, and no queue pair here is \
+             connected to it"
         ),
         format!(
-            "see that {peer} is up and that there is a way to it (`ip route get {peer}`), or a firewall holds all back"
+            "check that {peer} is up, that there is a route to it (`ip route get {peer}`), and that no firewall drops \
+             all packets"
         ),
     )
 }
@@ -91,14 +93,19 @@ fn no_sign_of_life(peer: IpAddr, tcp_port: u16) -> Check {
 /// Whether TCP works in both directions.
 fn far_end(peer: &str, tcp_port: u16, interrupt: &Interrupt) -> Result<Check, Failure> {
     let refused = match tcp::try_connect(peer, tcp_port, interrupt) {
-        Ok(_) => return Ok(Check::ok(FAR_END, format!("TCP port {tcp_port} answers: TCP passes both ways"))),
+        Ok(_) => {
+            return Ok(Check::ok(
+                FAR_END,
+                format!("TCP port {tcp_port} answers: TCP passes in both directions"),
+            ));
+        }
         Err(refused) => refused,
     };
     interrupt.check()?;
     Ok(match refused.by_peer {
         true => Check::ok(
             FAR_END,
-            format!("TCP port {tcp_port} is closed there: TCP passes both ways, no doctor listens"),
+            format!("TCP port {tcp_port} is closed there: TCP passes in both directions, no doctor listens"),
         ),
         false => Check::not_checked(
             FAR_END,
@@ -111,10 +118,10 @@ fn far_end(peer: &str, tcp_port: u16, interrupt: &Interrupt) -> Result<Check, Fa
 fn mute(Mute { pid, why }: &Mute) -> Check {
     Check::failed(
         "context",
-        format!("the context of pid {pid} does not say what it counts: {why}"),
+        format!("the context of pid {pid} does not report its counters: {why}"),
         format!(
-            "a context works only while its program polls it: see if that is stopped or stuck (`ps -o stat,wchan,cmd -p \
-             {pid}`); its peers get no acknowledges meanwhile"
+            "a context works only while its program polls it: check whether the program is stopped or hangs (`ps -o \
+             stat,wchan,cmd -p {pid}`); its peers receive no acknowledgements meanwhile"
         ),
     )
 }
@@ -139,9 +146,9 @@ fn unseen(occupants: &Occupants, is_all: bool) -> Vec<Check> {
         let is_ferroce = pid.is_some_and(|pid| occupants.sharers.contains(&pid));
         let is_hidden = !own.is_root() && holder.user != own.as_raw();
         let why = match (is_ferroce, is_hidden) {
-            (true, _) => format!("{text} is a program of ferroce and shows no counters"),
-            (_, true) => format!("{text} has UDP port 4791; that user and root see its counters"),
-            _ => format!("{text} has UDP port 4791 and shows no counters"),
+            (true, _) => format!("{text} is a ferroce program and exports no counters"),
+            (_, true) => format!("{text} has UDP port 4791; only that user and root can read its counters"),
+            _ => format!("{text} has UDP port 4791 and exports no counters"),
         };
         let is_nothing_seen = occupants.contexts.is_empty() && occupants.mute.is_empty();
         let may_be_well = (is_ferroce || is_hidden) && !is_all;
@@ -156,23 +163,23 @@ fn unseen(occupants: &Occupants, is_all: bool) -> Vec<Check> {
 fn unseen_cure(is_ferroce: bool) -> &'static str {
     match is_ferroce {
         true => {
-            "Context::export in it shows them, to its own user and to root; if checks of others are to be answered beside it, or a \
-             PEER is to be checked: --active"
+            "Context::export in the program exports them to its user and to root; to answer checks of others \
+             meanwhile, or to check a PEER: --active"
         }
         false => {
-            "a program of ferroce shows them after Context::export, to its own user and to root; if it is none, nothing of ferroce \
-             can use the address beside it"
+            "a ferroce program exports them by Context::export, to its user and to root; if it is another program, \
+             ferroce can't use the address at the same time"
         }
     }
 }
 
 /// The checks that need packets of UDP port 4791.
 fn unchecked(is_held: bool) -> Check {
-    let why = "each size, DSCP and ECN codepoint, and the ICRC: only packets from UDP port 4791 tell";
+    let why = "each size, DSCP and ECN codepoint, and the ICRC: only packets from UDP port 4791 show it";
     let cure = match is_held {
         true => {
-            "`--active`, which shares the port with programs of ferroce of the same user; else check again while it is free, \
-             or from another address of this host: `-d udp:ADDRESS`"
+            "`--active`, which shares the port with ferroce programs of the same user; otherwise check again while it \
+             is free, or from another address of this host: `-d udp:ADDRESS`"
         }
         false => "the same without --passive",
     };

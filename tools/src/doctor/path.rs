@@ -149,24 +149,24 @@ impl Way<'_> {
         let came =
             self.seen.sightings.iter().filter(|s| short(s.number)).map(|s| self.seen.came(s)).sum::<usize>();
         if let Some(why) = &self.refused {
-            return Check::failed(name, format!("of {sent} packets to {to} none arrives: {why}"), OWN_FILTER);
+            return Check::failed(name, format!("none of {sent} packets to {to} arrives: {why}"), OWN_FILTER);
         }
         if self.seen.is_nothing() {
             return Check::failed(
                 name,
-                format!("of {sent} packets from {from} to {to}, none arrives"),
+                format!("none of {sent} packets from {from} to {to} arrives"),
                 format!(
-                    "a firewall at {to} (chains of input), here (output) or on a router between (forward): {LET_THROUGH}; and see \
-                     `ip route get {to}`"
+                    "a firewall at {to} (chains of input), here (output) or on a router on the path (forward): \
+                     {LET_THROUGH}; and see `ip route get {to}`"
                 ),
             );
         }
         let hops: Vec<u8> =
             self.seen.sightings.iter().map(|s| HOP_LIMIT.saturating_sub(s.headers.hop_limit)).collect();
         let routers = match (hops.iter().min(), hops.iter().max()) {
-            (Some(0), Some(0)) => "no router between".to_owned(),
-            (Some(least), Some(most)) if least == most => format!("{least} router(s) between"),
-            (Some(least), Some(most)) => format!("{least} to {most} routers between"),
+            (Some(0), Some(0)) => "no router on the path".to_owned(),
+            (Some(least), Some(most)) if least == most => format!("{least} router(s) on the path"),
+            (Some(least), Some(most)) => format!("{least} to {most} routers on the path"),
             _ => String::new(),
         };
         let mut seen = format!("{came} of {sent} packets arrive, {routers}");
@@ -176,27 +176,30 @@ impl Way<'_> {
         let mut cures = Vec::new();
         if came < sent {
             seen += &match loss * 100.0 {
-                0.0 => ": the others are of a kind that never does".to_owned(),
+                0.0 => ": the others are of kinds that never arrive".to_owned(),
                 percent => format!(": about {percent:.2} % are lost at random"),
             };
             cures.push(
-                "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between, for \
-                 rules that limit or drop UDP port 4791, and for faulty links",
+                "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches on the path; look \
+                 for rules that limit or drop UDP port 4791, and for faulty links",
             );
         }
         if late > 0 {
             seen += &format!(
-                "; {late} ({:.2} %) come late, behind one that was sent after them",
+                "; {late} ({:.2} %) arrive out of order, after one that was sent later",
                 late_share * 100.0
             );
             cures.push(
-                "one flow must keep to one link: LAG and ECMP by a hash of the flow and not by packet, no router or \
-                 host on the way that spreads it over several queues",
+                "one flow must use one link: LAG and ECMP by a hash of the flow, not per packet; no router or host on \
+                 the path may distribute it over several queues",
             );
         }
         if repeated > 0 {
-            seen += &format!("; {repeated} ({:.2} %) come once more", repeated_share * 100.0);
-            cures.push("look for what copies packets: a loop of switches or bridges, a mirror port, a tap that sends");
+            seen += &format!("; {repeated} ({:.2} %) arrive twice", repeated_share * 100.0);
+            cures.push(
+                "look for a device that copies packets: a loop of switches or bridges, a mirror port, a tap \
+                that sends",
+            );
         }
         if cures.is_empty() {
             return Check::ok(name, seen);
@@ -214,7 +217,7 @@ impl Way<'_> {
         wrong.dedup();
         let Some(first) = wrong.first() else {
             let hidden = match (self.to.is_socket, self.to.address) {
-                (true, IpAddr::V4(_)) => "; a socket can't see if the IPv4 identification was rewritten",
+                (true, IpAddr::V4(_)) => "; a socket can't detect a rewritten IPv4 identification",
                 _ => "",
             };
             return Check::ok(
@@ -233,14 +236,14 @@ impl Way<'_> {
             if is_address { ", as a NAT does" } else { "" }
         );
         let cure = if is_address || first.contains("port") {
-            "leave UDP port 4791 out of NAT, for the ICRC covers addresses and ports (`nft insert rule ip nat \
+            "exclude UDP port 4791 from NAT, because the ICRC covers addresses and ports (`nft insert rule ip nat \
              postrouting udp dport 4791 accept`, `iptables -t nat -I POSTROUTING -p udp --dport 4791 -j ACCEPT`), \
              or route without one"
         } else if first.contains("identification") || first.contains("flags") {
-            "stop whatever rewrites IPv4 headers on the way: scrubbing in a firewall, a tunnel that clears DF"
+            "stop the rewriting of IPv4 headers on the path: scrubbing in a firewall, a tunnel that clears DF"
         } else {
-            "look for what changes packets on the way (a proxy, a tunnel, a faulty link): capture at both ends, \
-             and compare with `ferroce dissect`"
+            "look for a device that changes packets on the path (a proxy, a tunnel, a faulty link): capture at both \
+             ends, and compare with `ferroce dissect`"
         };
         Check::failed(name, seen, cure)
     }
@@ -314,8 +317,9 @@ impl Way<'_> {
             )
         } else {
             format!(
-                "both interfaces have room, so a link between has not: raise the MTU of every router and switch \
-                 to {needed} and more (`ip link set DEV mtu {}`){smaller}",
+                "both interfaces have a large enough MTU, so a link on the path has a smaller one: raise the MTU of \
+                 every \
+                 router and switch to {needed} or more (`ip link set DEV mtu {}`){smaller}",
                 self.from.mtu
             )
         };
@@ -335,8 +339,8 @@ impl Way<'_> {
                 None => missing.push(dscp.to_string()),
             }
         }
-        let trust = "let every switch and router on the way trust DSCP (`mlnx_qos -i DEV --trust dscp` on the \
-                     cards, 'trust dscp' on switch ports), and take rules away that set it";
+        let trust = "let every switch and router on the path trust DSCP (`mlnx_qos -i DEV --trust dscp` on the \
+                     cards, 'trust dscp' on switch ports), and remove rules that set it";
         if let Some((_, first)) = changes.first() {
             let list: Vec<_> = changes.iter().map(|(was, is)| format!("{was} -> {is}")).collect();
             let kind = match (first, changes.iter().all(|(_, is)| is == first)) {
@@ -352,7 +356,7 @@ impl Way<'_> {
             return Check::failed(
                 name,
                 format!("packets with DSCP {} do not arrive, others do", missing.join(", ")),
-                "look for a policer or a rule that drops these classes on the way",
+                "look for a policer or a rule that drops these classes on the path",
             );
         }
         Check::ok(name, format!("{} arrive as they were sent", DSCPS.map(|dscp| dscp.to_string()).join(", ")))
@@ -370,7 +374,7 @@ impl Way<'_> {
                 return Check::failed(
                     name,
                     format!("packets with {was} do not arrive, others do"),
-                    "look for a rule on the way that drops by ECN",
+                    "look for a rule on the path that drops by ECN",
                 );
             };
             let is = headers.traffic_class & 3;
@@ -385,16 +389,16 @@ impl Way<'_> {
             return Check::failed(
                 name,
                 format!("rewritten: {}", changes.join(", ")),
-                "take rules away that set ECN or all of TOS, and let tunnels carry it (RFC 6040): without it \
-                 switches drop instead of mark, and no rate control hears of congestion",
+                "remove rules that set ECN or all of TOS, and let tunnels copy ECN (RFC 6040): without ECN switches \
+                 drop packets instead of marking them, and no congestion control is notified",
             );
         }
         match marked {
             0 => Check::ok(name, "Not-ECT, ECT(0), ECT(1) and CE arrive as they were sent"),
             _ => Check::note(
                 name,
-                format!("kept, but {marked} of 2 packets are marked CE on the way"),
-                "the way is congested now, or marks too early: see the switches' ECN thresholds",
+                format!("kept, but {marked} of 2 packets are marked CE on the path"),
+                "the path is congested now, or its switches mark too early: see their ECN thresholds",
             ),
         }
     }

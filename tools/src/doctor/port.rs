@@ -25,7 +25,7 @@ pub(super) fn checks(capabilities: &Capabilities, data_dscp: u8) -> Vec<Check> {
         Ok((interface, pause, dcb)) => {
             Port { name, driver, line_rate: interface.speed, pause, dcb, data_dscp }.checks()
         }
-        Err(Error::NoInterface { name, .. }) => none(format!("'{name}' is no interface of the kernel's")),
+        Err(Error::NoInterface { name, .. }) => none(format!("'{name}' is not an interface of the kernel")),
         Err(error) => none(error.to_string()),
     }
 }
@@ -65,12 +65,12 @@ impl Port<'_> {
             priorities if priorities.is_empty() => Check::note(
                 NAME,
                 format!("{on}: they stop all traffic of the port, CNPs too; {frames}"),
-                format!("{cure}, unless all ends of the link carry RoCE only and need it without loss"),
+                format!("{cure}, unless both ends of the link carry only RoCE and need a lossless link"),
             ),
             priorities => Check::failed(
                 NAME,
                 format!(
-                    "{on}, and PFC is on for {}: a link has one or the other; {frames}",
+                    "{on}, and PFC is on for {}: a link must have only one of the two; {frames}",
                     listed(&priorities)
                 ),
                 format!("{cure}, here and at the switch"),
@@ -102,7 +102,7 @@ impl Port<'_> {
                 NAME,
                 format!("{seen}; data with DSCP {data_dscp} has priority {data}, without PFC"),
                 format!(
-                    "--dscp with the DSCP of the data, if it is not {data_dscp}; otherwise for a lossless fabric `dcb \
+                    "give --dscp if the DSCP of the data is not {data_dscp}; otherwise, for a lossless fabric `dcb \
                      app replace dev {name} dscp-prio {data_dscp}:{}`, for a lossy one `dcb pfc set dev {name} \
                      prio-pfc all:off`",
                     on[0]
@@ -131,12 +131,12 @@ impl Port<'_> {
         let mut seen = format!("data (DSCP {data_dscp}): {data}; CNPs (DSCP {}): {cnp}", cnp.dscp);
         if *driver != "udp" {
             seen = format!(
-                "{seen}; {driver} has a send queue of its own, whose class holds for all its packets"
+                "{seen}; {driver} has its own send queue, and all its packets are in the class of that queue"
             );
         }
         let behind = |cure: String| Check::note(NAME, format!("{seen}: CNPs wait behind data"), cure);
         if data.dscp == cnp.dscp {
-            return behind(format!("give the data another DSCP than {}", cnp.dscp));
+            return behind(format!("use another DSCP than {} for the data", cnp.dscp));
         }
         if data.priority == cnp.priority {
             let free = if data.priority == 6 { 7 } else { 6 };
@@ -164,10 +164,10 @@ impl Port<'_> {
         let Thresholds { gigabits, kmin, kmax, pmax } = nearest.unwrap_or(&THRESHOLDS[0]);
         let cure = format!(
             "ECN for the class of DSCP {}, to start with Kmin {kmin} KB, Kmax {kmax} KB, Pmax {pmax} % (published for \
-             {gigabits} Gb/s); all that is to be set is in docs/congestion.md",
+             {gigabits} Gb/s); docs/congestion.md has all settings",
             self.data_dscp
         );
-        let seen = "this port marks nothing: switches do, and do not tell how they are set";
+        let seen = "this port marks no packets; switches do, and their settings can't be read from here";
         Check { cure: Some(cure), ..Check::not_checked("switch", seen) }
     }
 
@@ -177,7 +177,7 @@ impl Port<'_> {
     }
 
     fn untold(&self, check: &'static str) -> Check {
-        Check::not_checked(check, format!("the kernel's driver of '{}' does not tell", self.name))
+        Check::not_checked(check, format!("the kernel's driver of '{}' does not report them", self.name))
     }
 }
 

@@ -101,18 +101,18 @@ impl DoctorReport {
             Mode::Passive => "passive",
         };
         say!("{mode}: {}", self.why.replace(ferroce::is_unprintable, "?"))?;
-        say!("{:<width$} | result      | what was seen, and the cure", "check")?;
+        say!("{:<width$} | result      | what was seen, and the remedy", "check")?;
         for Check { check, result, seen, cure } in &self.checks {
             // Text of the other end must not contain control characters for the terminal.
             let seen = seen.replace(ferroce::is_unprintable, "?");
             say!("{check:<width$} | {:<11} | {seen}", result.word())?;
             if let Some(cure) = cure {
-                say!("{:<width$} |             | cure: {cure}", "")?;
+                say!("{:<width$} |             | remedy: {cure}", "")?;
             }
         }
         let failed = self.checks.iter().filter(|check| check.result == CheckVerdict::Failed).count();
         match failed {
-            0 => say!("all is well, as far as it could be checked"),
+            0 => say!("no fault found, as far as it could be checked"),
             1 => say!("1 check failed"),
             _ => say!("{failed} checks failed"),
         }

@@ -33,24 +33,24 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
     Symptom {
         check: "ICRC",
         counters: &["rx_icrc_encapsulated"],
-        what: "packets come in with a wrong ICRC",
-        cure: "they were rewritten or damaged on the way: leave UDP port 4791 out of NAT and of what rewrites IP headers; \
-               `--pcap` and `ferroce dissect` name the field",
+        what: "packets arrive with a wrong ICRC",
+        cure: "they were rewritten or damaged on the path: exclude UDP port 4791 from NAT and everything else that \
+            rewrites IP headers; `--pcap` and `ferroce dissect` name the field",
         severity: Severity::Fails,
     },
     Symptom {
         check: "partition",
         counters: &["rx_pkey_mismatch"],
-        what: "packets of other partitions come in",
-        cure: "give both ends the same P_Key (--pkey), at one of them with 0x8000 in it",
+        what: "packets of other partitions arrive",
+        cure: "give both ends the same low 15 bits of the P_Key (--pkey), and at least one of them 0x8000",
         severity: Severity::Fails,
     },
     Symptom {
         check: "retries",
         counters: &["req_transport_retries_exceeded", "req_rnr_retries_exceeded"],
-        what: "work requests have run out of retries",
-        cure: "the peer has ended or stopped, or no packet of that length gets there: see `path MTU` and `next hop` here, \
-               and `ferroce stat` at the peer",
+        what: "work requests have exceeded their retries",
+        cure: "the peer has ended or stopped, or packets of that length do not arrive there: see `path MTU` and `next \
+            hop` here, and `ferroce stat` at the peer",
         severity: Severity::Fails,
     },
     Symptom {
@@ -64,26 +64,26 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
             "duplicate_request",
         ],
         what: "packets are lost, late or out of order",
-        cure: "over 1 % of a second's packets fail the check: see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of \
-               the switches between, packet filters (`nft list ruleset`), and links that carry one flow in parts (LAG or ECMP by packet, not by a hash of the flow); \
-               PFC and ECN are in docs/congestion.md; timeouts alone are a peer that does not poll, or an ACK timeout that is too \
-               short",
+        cure: "over 1 % of a second's packets fail the check: see the drops of both interfaces (`ip -s link`, \
+            `ethtool -S`) and of the switches on the path, packet filters (`nft list ruleset`), and links that \
+            distribute one flow (LAG or ECMP per packet, not by a hash of the flow); docs/congestion.md describes PFC \
+            and ECN; timeouts without other losses mean a peer that does not poll, or an ACK timeout that is too short",
         severity: Severity::FailsAboveShare,
     },
     Symptom {
         check: "receives",
         counters: &["rnr_nak_retry_err", "send_rnr_err", "out_of_buffer"],
-        what: "messages come before a receive is posted for them",
-        cure: "the receiver has to post more receives, or sooner",
+        what: "messages arrive before a receive WR is posted for them",
+        cure: "the receiver must post more receive WRs, or post them earlier",
         severity: Severity::Note,
     },
     Symptom {
         check: "drops",
         counters: &["rx_dropped", "tx_dropped", "bad_descriptors"],
         what: "the port loses packets",
-        cure: "over 1 % of a second's packets fail the check: this end is too slow for what comes: a core of its own (--core), \
-               fewer bytes outstanding at the peer, PFC; for a socket whose receive buffer is below 4 MiB (`ferroce devinfo -d`) \
-               `sysctl -w net.core.rmem_max=8388608`",
+        cure: "over 1 % of a second's packets fail the check: this end is too slow for the packets that arrive: use a \
+            dedicated core (--core), fewer outstanding bytes at the peer, or PFC; for a socket whose receive buffer is \
+            below 4 MiB (`ferroce devinfo -d`) `sysctl -w net.core.rmem_max=8388608`",
         severity: Severity::FailsAboveShare,
     },
     Symptom {
@@ -100,15 +100,16 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
             "rx_invalid_request",
             "rx_qkey_mismatch",
         ],
-        what: "requests are refused: by this end (resp_*, rx_*) or by the peer (req_*)",
-        cure: "key, address, access rights, length or path MTU differ between the programs; nothing of the network",
+        what: "requests are rejected: by this end (resp_*, rx_*) or by the peer (req_*)",
+        cure: "key, address, access rights, length or path MTU differ between the programs; the network is not the \
+            cause",
         severity: Severity::Note,
     },
     Symptom {
         check: "strangers",
         counters: &["rx_unknown_qp", "rx_wrong_address", "rx_wrong_state", "rx_wrong_service"],
-        what: "packets come for queue pairs that are not there, or not the sender's",
-        cure: "they are of an earlier connection, or the peer names another GID or queue pair; harmless if they cease",
+        what: "packets arrive for queue pairs that do not exist, or are not connected to the sender",
+        cure: "they belong to an earlier connection, or the peer uses another GID or queue pair; harmless if they stop",
         severity: Severity::Note,
     },
     Symptom {
@@ -122,14 +123,15 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
             "rx_roce_v1_off",
             "rx_mad_errors",
         ],
-        what: "packets come in that are cut, fragmented or none of RoCE v2",
-        cure: "see the MTU of every link on the way, and what else sends to UDP port 4791 (`tcpdump -ni DEV udp port 4791`)",
+        what: "packets arrive that are truncated, fragmented or not RoCE v2",
+        cure: "see the MTU of every link on the path, and which other programs send to UDP port 4791 (`tcpdump -ni \
+            DEV udp port 4791`)",
         severity: Severity::Note,
     },
     Symptom {
         check: "congestion",
         counters: &["np_ecn_marked_roce_packets", "rp_cnp_ignored"],
-        what: "switches mark packets, or ask this end to slow down in vain",
+        what: "switches mark packets, or this end ignores CNPs",
         cure: "`--congestion` at both ends, see docs/congestion.md",
         severity: Severity::Note,
     },
@@ -158,7 +160,7 @@ impl Symptom {
             let has_none =
                 self.check == "ICRC" && live.count("without_icrc").total >= sent.saturating_add(received);
             return Some(match if has_none { 0 } else { received } {
-                0 => Check::not_checked(self.check, live.named("no packet has come in that would show it")),
+                0 => Check::not_checked(self.check, live.named("no packet has arrived that would show it")),
                 _ => Check::ok(self.check, live.named(&format!("0 {}", self.counters.join(", 0 ")))),
             });
         }
@@ -254,7 +256,7 @@ mod tests {
         let all = [("sent_pkts", 0, 500), ("rcvd_pkts", 0, 1000), ("without_icrc", 0, 1500)];
         let (check, result, seen) = found(&all).remove(0);
         assert_eq!((check, result), ("ICRC", CheckVerdict::NotChecked));
-        assert!(seen.ends_with("no packet has come in that would show it"), "{seen}");
+        assert!(seen.ends_with("no packet has arrived that would show it"), "{seen}");
     }
 
     #[test]

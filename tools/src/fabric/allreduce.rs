@@ -46,7 +46,7 @@ pub(super) fn run(
     let megabytes = section.channel_bytes(ranks).div_ceil(1_000_000);
     let at_once =
         if threads > 1 { format!(", for each of {threads} settings at a time") } else { String::new() };
-    note!("{ranks} ranks take {megabytes} MB for what they send each other{at_once}");
+    note!("{ranks} ranks need {megabytes} MB for their messages{at_once}");
     let sweeps = campaign::carry_out(bases.len(), threads, interrupt, &carry)?;
     let cases: Vec<Case> = bases
         .iter()
@@ -55,7 +55,7 @@ pub(super) fn run(
         .collect();
     let notes = effect::notes(&bases.iter().map(Base::effect).collect::<Vec<_>>());
     let command = args.command_of_all(bases);
-    let interrupted = interrupt.check().err().map(|_| "interrupted: this is a part of the run");
+    let interrupted = interrupt.check().err().map(|_| "interrupted: the report covers a part of the run");
     let first = &bases[0];
     if args.json.is_asked() {
         let of = &first.description;

@@ -49,7 +49,7 @@ impl PortFile {
             };
             let (hosts, switches) =
                 (last(" host", built.hosts.len()), last(", switch", built.switches.len()));
-            let expected = "a port of a switch is named as switch0:3";
+            let expected = "a port of a switch, as switch0:3";
             Failure::usage(format!("--pcap: no port '{}'; there are{hosts}{switches}; {expected}", self.port))
         })?;
         let mut writer = Writer::create(&self.path, &self.port, &name(fabric, port))?;

@@ -111,15 +111,17 @@ impl Description {
             return Err(Wrong::new(
                 "control.dscp",
                 control.dscp,
-                "below 48 or above 55: these are the class of CNPs",
+                "below 48 or above 55: these are in the class of CNPs",
             ));
         }
         match (allreduce, traffic.is_empty()) {
             (Some(allreduce), true) => allreduce.check(topology, control, time),
             (None, false) => Ok(()),
-            (Some(_), false) => {
-                Err(Wrong::new("traffic", "beside [allreduce]", "left out: it has the fabric alone"))
-            }
+            (Some(_), false) => Err(Wrong::new(
+                "traffic",
+                "beside [allreduce]",
+                "left out: an [allreduce] must be the only traffic",
+            )),
             (None, true) => Err(Wrong::new("traffic", "none", "at least one [[traffic]], or an [allreduce]")),
         }
     }
@@ -165,8 +167,8 @@ fn check_ways(topology: &Topology, flows: &[Flow]) -> Result<(), Wrong> {
         None => Ok(()),
         Some(Flow { from, to, .. }) => Err(Wrong::new(
             "topology.custom.links",
-            format!("no way from host{from} to host{to}"),
-            "such that all that send reach their receivers",
+            format!("no path from host{from} to host{to}"),
+            "such that there is a path from each sender to its receivers",
         )),
     }
 }
@@ -206,8 +208,7 @@ impl SwitchSection {
         match self.xoff {
             _ if !self.pfc => Ok(()),
             Some(xoff) if xoff <= offset => {
-                let right =
-                    format!("more than xon-offset, {offset}: a pause ends when so much less is stored");
+                let right = format!("more than xon-offset, {offset}: a pause ends that far below xoff");
                 Err(Wrong::new("switches.xoff", xoff, right))
             }
             None if offset.0 as f64 >= self.alpha * self.buffer.0 as f64 => {

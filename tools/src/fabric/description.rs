@@ -241,9 +241,9 @@ impl Default for ControlSection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Repeat {
-    /// From the first packet that is missing.
+    /// All packets from the first lost one.
     GoBackN,
-    /// Only what is missing.
+    /// Only lost packets.
     Selective,
 }
 

@@ -28,8 +28,10 @@ pub(crate) fn check(runs: &[Effect<'_>]) -> Result<(), Wrong> {
     if let Some(run) = runs.first().filter(|run| run.settings.kmin.is_some())
         && runs.iter().all(|run| run.marks_nothing())
     {
-        let right =
-            format!("less than what a port can queue, {}: nothing is marked otherwise", run.memory.queue);
+        let right = format!(
+            "less than the longest queue of a port, {}: otherwise no packet is marked",
+            run.memory.queue
+        );
         return Err(Wrong::new("kmin", run.settings.kmin.unwrap_or_default(), right));
     }
     let given: Vec<Vec<(String, String)>> = runs.iter().map(|run| options::given(run.settings)).collect();
@@ -37,7 +39,7 @@ pub(crate) fn check(runs: &[Effect<'_>]) -> Result<(), Wrong> {
         let has = runs.iter().zip(&given).filter(|(_, given)| given.iter().any(|(name, _)| name == option));
         let idle: Option<Vec<String>> = has.map(|(run, _)| run.idle(option)).collect();
         if let Some(why) = idle.and_then(|why| why.into_iter().next()) {
-            return Err(Wrong::new(option, value, format!("left out: it changes nothing, {why}")));
+            return Err(Wrong::new(option, value, format!("left out: it has no effect, {why}")));
         }
     }
     Ok(())
@@ -53,7 +55,7 @@ pub(crate) fn notes(runs: &[Effect<'_>]) -> Vec<String> {
         && controls().any(|one| Some(one) != controls().next())
     {
         let note =
-            "the congestion controls differ in nothing: ECN is off, no frame is marked, and no CNP comes";
+            "the congestion controls do not differ: ECN is off, no frame is marked, and no CNP is sent";
         common.push(note.to_owned());
     }
     common
@@ -77,25 +79,25 @@ impl Effect<'_> {
         let is_ecn = is_of_marking || option == "ecn" && switches.ecn;
         let is_of_pfc = ["alpha", "xoff", "xon-offset", "headroom", "watchdog"].contains(&option);
         let why = match option {
-            "cnp-interval" if !self.is_controlled() => "as congestion control is off".to_owned(),
+            "cnp-interval" if !self.is_controlled() => "because congestion control is off".to_owned(),
             _ if is_ecn && !self.is_controlled() => {
-                "as congestion control is off and frames take no marks".into()
+                "because congestion control is off and frames can't be marked".into()
             }
-            _ if is_of_marking && !switches.ecn => "as ECN is off".into(),
+            _ if is_of_marking && !switches.ecn => "because ECN is off".into(),
             _ if is_of_marking && self.marks_nothing() => {
-                format!("as Kmin is not less than what a port can queue, {}", self.memory.queue)
+                format!("because Kmin is not less than the longest queue of a port, {}", self.memory.queue)
             }
-            _ if is_of_pfc && !switches.pfc => "as PFC is off".into(),
-            "alpha" if switches.xoff.is_some() => "as xoff is in its place".into(),
-            "lossy-alpha" if switches.pfc => "as PFC is on".into(),
+            _ if is_of_pfc && !switches.pfc => "because PFC is off".into(),
+            "alpha" if switches.xoff.is_some() => "because xoff is set instead".into(),
+            "lossy-alpha" if switches.pfc => "because PFC is on".into(),
             "watchdog" if switches.watchdog.is_some_and(|watchdog| watchdog >= time.limit) => {
-                format!("as the run has ended by then, at {}", time.limit)
+                format!("because the run ends before, at {}", time.limit)
             }
             "watchdog" if !topology.links_switches() => {
-                "as it is for ports of switches that are paused, and no two switches are linked".into()
+                "because it is for ports of switches that are paused, and no two switches are linked".into()
             }
             "uplink-rate" if !topology.has_uplinks() => {
-                "as no link between switches has this rate in this topology".into()
+                "because no link between switches has this rate in this topology".into()
             }
             _ => return None,
         };
@@ -112,15 +114,15 @@ impl Effect<'_> {
             let (queue, under_way) = (memory.queue, memory.under_way);
             if kmin >= queue {
                 notes.push(format!(
-                    "nothing is marked: Kmin, {kmin}, is not less than what a port can queue, {queue}"
+                    "no packet is marked: Kmin, {kmin}, is not less than the longest queue of a port, {queue}"
                 ));
             } else if kmin >= under_way {
                 notes.push(format!(
-                    "nothing is marked: Kmin, {kmin}, is not less than the windows of all queue pairs, {under_way}"
+                    "no packet is marked: Kmin, {kmin}, is not less than the windows of all queue pairs, {under_way}"
                 ));
             } else if kmax >= queue {
                 notes.push(format!(
-                    "Pmax is never reached: Kmax, {kmax}, is not less than what a port can queue, {queue}"
+                    "Pmax is never reached: Kmax, {kmax}, is not less than the longest queue of a port, {queue}"
                 ));
             }
         }
@@ -129,13 +131,15 @@ impl Effect<'_> {
             && xoff < kmin
         {
             notes.push(format!(
-                "ports pause before queues are marked: xoff, {xoff} of one port, is less than Kmin, {kmin}; ECN is to come first"
+                "ports pause before queues are marked: xoff, {xoff} of one port, is less than Kmin, {kmin}; ECN \
+                 should act first"
             ));
         }
         if let Some(headroom) = switches.headroom.filter(|headroom| switches.pfc && *headroom < memory.needed)
         {
             notes.push(format!(
-                "frames may be dropped in spite of PFC: headroom, {headroom}, is less than what a link needs for what comes after a pause began, {}",
+                "frames may be dropped in spite of PFC: headroom, {headroom}, is less than the {} that a link needs \
+                 for frames that arrive after a pause has begun",
                 memory.needed
             ));
         }
@@ -147,13 +151,13 @@ impl Effect<'_> {
             ("watchdog", switches.watchdog.is_some()),
         ] {
             let idle = self.idle(setting).filter(|_| is_in_file);
-            notes.extend(idle.map(|why| format!("{setting} changes nothing, {why}")));
+            notes.extend(idle.map(|why| format!("{setting} has no effect, {why}")));
         }
         notes.extend(self.note_of_alpha());
         notes.extend(self.notes_of_failures());
         if !switches.ecn && self.is_controlled() {
             notes.push(
-                "congestion control hears of nothing: ECN is off, no frame is marked, and no CNP comes"
+                "congestion control is not notified: ECN is off, no frame is marked, and no CNP is sent"
                     .into(),
             );
         }
@@ -212,7 +216,7 @@ impl Effect<'_> {
         let (convergence, limit) = (switches.convergence, time.limit);
         let mut notes = Vec::new();
         if failure.is_empty() && convergence != SwitchSection::default().convergence {
-            notes.push(format!("convergence changes nothing: there is no [[failure]] for which switches would need {convergence}"));
+            notes.push(format!("convergence = {convergence} has no effect: there is no [[failure]]"));
         }
         let timeout = timeout(control.ack_timeout.unwrap_or_default());
         for entry in failure {
@@ -222,19 +226,22 @@ impl Effect<'_> {
             match until {
                 _ if entry.host().is_some() => {}
                 Some(until) if convergence >= lasts => notes.push(format!(
-                    "no switch takes another way while {what} is down: it is back at {until}, after {lasts}, and convergence takes {convergence}"
+                    "no switch uses another path while {what} is down: it is up again at {until}, after {lasts}, and \
+                     convergence takes {convergence}"
                 )),
                 _ if Time(at.0 + convergence.0) >= limit => notes.push(format!(
-                    "no switch takes another way after the failure of {what}: convergence takes {convergence}, and the run ends at {limit}"
+                    "no switch uses another path after the failure of {what}: convergence takes {convergence}, and \
+                     the run ends at {limit}"
                 )),
                 _ => {}
             }
             if let (Some(host), None) = (entry.host(), until) {
-                notes.push(format!("{host} has no other link: nothing comes to it or from it after {at}"));
+                notes.push(format!("{host} has no other link: it receives and sends nothing after {at}"));
             }
             if Time(at.0 + timeout.0) >= limit {
                 notes.push(format!(
-                    "a queue pair that {what} has cut off stands still to the end: the ACK timeout is {timeout}, and the run ends at {limit}; a lower ack-timeout sends again sooner"
+                    "a queue pair that the failure of {what} interrupts makes no progress until the end: the ACK \
+                     timeout is {timeout}, and the run ends at {limit}; with a lower ack-timeout it retransmits earlier"
                 ));
             }
         }

@@ -33,8 +33,8 @@ impl fmt::Display for Heading<'_> {
         }
         match (switches.pfc, switches.xoff) {
             (true, Some(xoff)) => write!(f, "; PFC from {xoff} of a port on")?,
-            (true, None) => write!(f, "; PFC from {} of what is free on", switches.alpha)?,
-            (false, _) => write!(f, "; no PFC, a queue may have {} of what is free", switches.lossy_alpha)?,
+            (true, None) => write!(f, "; PFC from {} of the free buffer on", switches.alpha)?,
+            (false, _) => write!(f, "; no PFC, a queue may use {} of the free buffer", switches.lossy_alpha)?,
         }
         let repeat = if control.repeat == Repeat::Selective { "selective" } else { "go-back-n" };
         let timeout = timeout(control.ack_timeout.unwrap_or_default());
@@ -55,7 +55,7 @@ impl fmt::Display for Heading<'_> {
         }
         if time.warm_up > Time::default() {
             let from = time.warm_up;
-            write!(f, "; rates of what is endless, means and p99 of queues from {from} on, all else from 0")?;
+            write!(f, "; rates of endless flows, means and p99 of queues from {from} on, the rest from 0")?;
         }
         for entry in failure {
             let FailureEntry { at, until, .. } = entry;
@@ -63,7 +63,7 @@ impl fmt::Display for Heading<'_> {
             let until = until.map_or("the end".to_owned(), |until| until.to_string());
             write!(
                 f,
-                "\nfailure   {what}, {at} to {until}; new ways {} after each change",
+                "\nfailure   {what}, {at} to {until}; new paths {} after each change",
                 switches.convergence
             )?;
         }

@@ -154,7 +154,7 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group], has_failures: bool) 
     let causes = outcome.fabric;
     add("drops_buffer", "  no room in a switch", causes.buffer_dropped as f64);
     add("drops_link", "  lost on a link", causes.lost as f64);
-    add("drops_no_way", "  no way to their host", causes.unroutable as f64);
+    add("drops_no_way", "  no path to their host", causes.unroutable as f64);
     add("drops_watchdog", "  paused for too long", causes.storm_dropped as f64);
     add("drops_host", "  no room at their host", causes.host_dropped as f64);
     add("retransmitted", "packets retransmitted", outcome.hosts.retransmitted as f64);

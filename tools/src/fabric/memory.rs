@@ -108,8 +108,8 @@ impl fmt::Display for Memory {
         write!(f, " shared by {ports} ports")?;
         match all {
             0 => Ok(()),
-            _ if least == most => write!(f, ", headroom {least} bytes each, {all} in all, beside it"),
-            _ => write!(f, ", headroom {least} to {most} bytes each, {all} in all, beside it"),
+            _ if least == most => write!(f, ", headroom {least} bytes each, {all} in all, in addition"),
+            _ => write!(f, ", headroom {least} to {most} bytes each, {all} in all, in addition"),
         }
     }
 }

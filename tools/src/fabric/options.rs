@@ -17,47 +17,48 @@ use crate::quantity::{Bytes, Rate, Time};
 #[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Size of the scenario")]
 pub(crate) struct SceneOptions {
-    /// N of the scenario: how many send at once (incast, fairness, burst, victim), or take part (the others).
+    /// N of the scenario: hosts that send at once (incast, fairness, burst, victim), or hosts or ranks in all (the others).
     #[arg(long, value_name = "N", visible_aliases = ["senders", "ranks"], value_parser = whole::<usize>)]
     pub(crate) hosts: Option<usize>,
-    /// Length of a message, as 64KB or 1MiB; of alltoall what goes to each, of allreduce what is reduced: one size, several
-    /// (1KiB,1MiB), or each power of four from one to another (1KiB..256MiB); 1KiB..4MiB by default.
+    /// Length of a message, as 64KB or 1MiB; for alltoall the length for each other host; for allreduce the reduced sizes: one,
+    /// several (1KiB,1MiB), or each power of four between two (1KiB..256MiB); 1KiB..4MiB by default.
     #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
     pub(crate) bytes: Option<ByteList>,
     /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) count: Option<usize>,
-    /// Of allreduce: direct, two_step, ring, halving, tree, hierarchical, several (ring,tree), auto, what the library chooses by
-    /// itself for each size, or all, the default.
+    /// For allreduce: a list of direct, two_step, ring, halving, tree, hierarchical (ring,tree); auto is the library's choice for
+    /// each size; all, the default, simulates all.
     #[arg(long, value_name = "LIST")]
     pub(crate) algorithm: Option<Algorithms>,
-    /// Of allreduce: ports of each rank, its rails, 1 to 8; the first ports of all ranks come before the second ones.
+    /// For allreduce: ports of each rank (rails), 1 to 8; the first ports of all ranks are numbered before the second ones.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) rails: Option<usize>,
-    /// Of allreduce: so many ranks are on one host, each with a port of its own, all under one leaf; by default the most of 8, 4, 2
-    /// and 1 that divide ranks and hosts of a leaf, and leave two hosts.
+    /// For allreduce: ranks per host, each with a port of its own, all under one leaf; by default the largest of 8, 4, 2 and 1 that
+    /// divides the number of ranks and of hosts per leaf, with at least two hosts.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) ranks_per_host: Option<usize>,
-    /// Of allreduce: what the library cuts long operations into, as 64KiB; as it does by default. Less of it takes less memory here.
+    /// For allreduce: length of the chunks into which long operations are divided, as 64KiB; by default the library's. A shorter
+    /// one needs less memory for the simulation.
     #[arg(long, value_name = "SIZE")]
     pub(crate) chunk: Option<Bytes>,
-    /// Of allreduce: up to so many bytes the library copies elements and sends them at once, 64 to 64KiB, the default. Each pair of
-    /// ranks has memory for that; many ranks need less of it.
+    /// For allreduce: messages of up to this length are copied and sent without waiting for the receiver's destination address, 64
+    /// to 64KiB (the default). Each pair of ranks has memory for them; a smaller value needs less for many ranks.
     #[arg(long, value_name = "SIZE")]
     pub(crate) eager: Option<Bytes>,
-    /// Of websearch: what a host sends on average, as a part of its link's rate, 0.5 or 50%; 0.3 by default.
+    /// For websearch: the average rate of a host, as a fraction of its link's rate, 0.5 or 50%; 0.3 by default.
     #[arg(long, value_name = "PART", value_parser = number)]
     pub(crate) load: Option<f64>,
-    /// Of websearch: how long messages are posted; 20ms by default. More messages give better percentiles.
+    /// For websearch: for how long messages are posted; 20ms by default. More messages give better percentiles.
     #[arg(long, value_name = "TIME")]
     pub(crate) post_for: Option<Time>,
-    /// How the switches are linked; each shape has room for N hosts and their receivers.
+    /// Shape of the network; each has room for N hosts and their receivers.
     #[arg(long, value_name = "SHAPE")]
     pub(crate) topology: Option<ShapeName>,
-    /// Of leaf-spine: hosts of each leaf; 8 by default.
+    /// For leaf-spine: hosts of each leaf; 8 by default.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) hosts_per_leaf: Option<usize>,
-    /// Of leaf-spine: the rate of a leaf's hosts divided by that of its uplinks; 2 by default.
+    /// For leaf-spine: the rate of a leaf's hosts divided by that of its uplinks; 2 by default.
     #[arg(long, value_name = "RATIO", value_parser = number)]
     pub(crate) oversubscription: Option<f64>,
 }
@@ -91,75 +92,78 @@ pub(crate) struct Settings {
     /// Whether switches mark (ECN); on by default.
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) ecn: Option<bool>,
-    /// Length of a queue up to which nothing is marked; 4 KB for each Gb/s by default.
+    /// Queue length up to which no packet is marked; 4 KB per Gb/s by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmin: Option<Bytes>,
-    /// Length of a queue above which every packet is marked; 16 KB for each Gb/s by default.
+    /// Queue length above which every packet is marked; 16 KB per Gb/s by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmax: Option<Bytes>,
-    /// Probability of a mark at Kmax; it rises from 0 at Kmin; 0.2 by default.
+    /// Probability of a mark at Kmax; it rises linearly from 0 at Kmin; 0.2 by default.
     #[arg(long, value_name = "PART", help_heading = "Links and switches", value_parser = number)]
     pub(crate) pmax: Option<f64>,
-    /// When the length of the queue is compared with Kmin and Kmax: as a packet enters it or leaves it; dequeue by default.
+    /// When the queue length is compared with Kmin and Kmax: when a packet enters the queue or leaves it; dequeue by default.
     #[arg(long, value_name = "WHERE", help_heading = "Links and switches")]
     pub(crate) marking: Option<MarkingAt>,
-    /// Whether switches pause the priority of the data (PFC) and drop nothing, or drop what has no room; on by default.
+    /// Whether switches pause the priority of the data (PFC) and drop nothing; if off, they drop packets that do not fit; on by
+    /// default.
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) pfc: Option<bool>,
     /// Memory of a switch, for all its ports; 32MiB by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) buffer: Option<Bytes>,
-    /// A pause begins when what came from a port exceeds this factor times the free part of the buffer; 0.125 by default.
+    /// A pause begins when the stored bytes of an ingress port exceed this factor times the free part of the buffer; 0.125 by
+    /// default.
     #[arg(long, value_name = "FACTOR", help_heading = "Links and switches", value_parser = number)]
     pub(crate) alpha: Option<f64>,
-    /// A pause begins at this many bytes, in place of --alpha.
+    /// A pause begins at this many bytes, instead of by --alpha.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) xoff: Option<Bytes>,
-    /// A pause ends this many bytes below where it began; 18KiB by default.
+    /// A pause ends this many bytes below the length at which it began; 18KiB by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) xon_offset: Option<Bytes>,
-    /// Memory of each port for what arrives after a pause has begun; by default what the link needs.
+    /// Memory of each port for packets that arrive after a pause has begun; by default as much as the link needs.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) headroom: Option<Bytes>,
-    /// A queue that has been paused for this long is dropped (PFC storm watchdog); never by default.
+    /// PFC storm watchdog: the frames of a queue that was paused for this long are dropped, and so are further frames until the
+    /// pause has ended; off by default.
     #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
     pub(crate) watchdog: Option<Time>,
-    /// Without PFC: the queue of a port may be this factor times the free part of the buffer; 1 by default.
+    /// Without PFC: the queue of a port may be as long as this factor times the free part of the buffer; 1 by default.
     #[arg(long, value_name = "FACTOR", help_heading = "Links and switches", value_parser = number)]
     pub(crate) lossy_alpha: Option<f64>,
 
-    /// Congestion control: off, dcqcn (hpcc100 with its increases in proportion to the rate; the default), or a preset with
-    /// changes as the other commands take it: mlx5,rpg_ai_rate=20.
+    /// Congestion control: off, dcqcn (hpcc100 with rate increases in proportion to the rate of the links; the default), or a
+    /// preset, optionally with changes, as for the other commands: mlx5,rpg_ai_rate=20.
     #[arg(long, value_name = "CONTROL", help_heading = "Hosts")]
     pub(crate) congestion: Option<Control>,
-    /// Least time between two CNPs of a queue pair; by default the least time between two rate cuts of the congestion control
+    /// Minimum time between two CNPs of a queue pair; by default the minimum time between two rate cuts of the congestion control
     /// (4us with dcqcn), or 50us without one.
     #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) cnp_interval: Option<Time>,
-    /// What is sent again after a loss; go-back-n by default.
+    /// What is retransmitted after a loss; go-back-n by default.
     #[arg(long, value_name = "MODE", help_heading = "Hosts")]
     pub(crate) repeat: Option<Repeat>,
     /// Path MTU, 256 to 4096 bytes; 4096 by default.
     #[arg(long, value_name = "BYTES", value_parser = path_mtu, help_heading = "Hosts")]
     #[serde(serialize_with = "in_bytes")]
     pub(crate) path_mtu: Option<PathMtu>,
-    /// Packets that a queue pair may have unacknowledged; 512 by default.
+    /// Maximum number of unacknowledged packets of a queue pair; 512 by default.
     #[arg(long, value_name = "PACKETS", help_heading = "Hosts", value_parser = whole::<u32>)]
     pub(crate) window: Option<u32>,
-    /// ACK timeout, 4.096 us · 2^N; by default the least above four times what a full buffer takes to drain.
+    /// ACK timeout, 4.096 us · 2^N; by default the smallest one above four times the time in which a full buffer drains.
     #[arg(long, value_name = "N", help_heading = "Hosts", value_parser = whole::<u8>)]
     pub(crate) ack_timeout: Option<u8>,
-    /// DSCP of the data; 26 by default, of class 3.
+    /// DSCP of the data; 26 by default, in class 3.
     #[arg(long, value_name = "N", help_heading = "Hosts", value_parser = whole::<u8>)]
     pub(crate) dscp: Option<u8>,
     /// How often a host polls; 250ns by default.
     #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) poll: Option<Time>,
 
-    /// The run ends at this time at the latest; 200ms by default, or as the scenario needs it.
+    /// The run ends at this time at the latest; 200ms by default, or as long as the scenario needs.
     #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) limit: Option<Time>,
-    /// Time at the start that is left out of the rates of endless flows and of means and percentiles of queues.
+    /// Time at the start that is not included in the rates of endless flows and in means and percentiles of queues.
     #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) warm_up: Option<Time>,
     /// How often rates and queues are sampled; 10us by default.

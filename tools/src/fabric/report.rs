@@ -55,7 +55,7 @@ const BETWEEN_SWITCHES: usize = 64;
 /// The settings. With several settings, those of the first; the report says what differs.
 pub(crate) fn heading(description: &Description, memory: &Memory, labels: &[&str]) -> String {
     let first = match labels {
-        [first, _, ..] => format!("\nthis is '{first}'; the others are named by what is different"),
+        [first, _, ..] => format!("\nthis is '{first}'; the others are labelled by their differences"),
         _ => String::new(),
     };
     format!("{}{first}", Heading(description, memory))
@@ -242,7 +242,7 @@ fn still(outcome: &Outcome) -> Option<String> {
     let longest = still.iter().max_by_key(|flow| flow.still_at_end)?;
     let (count, of, from, to) = (still.len(), outcome.flows.len(), longest.from, longest.to);
     let time = legible_time(longest.still_at_end);
-    Some(format!("{count} of {of} flows stand still at the end, host{from} to host{to} for {time}"))
+    Some(format!("{count} of {of} flows are stalled at the end, host{from} to host{to} for {time}"))
 }
 
 /// The work that was not completed.

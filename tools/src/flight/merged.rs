@@ -83,10 +83,10 @@ impl Rank<'_> {
         match under_way {
             None => format!("in no operation, polled {polled} before"),
             Some(operation) => {
-                let since =
-                    operation.last.or(operation.began).map_or("not looked at yet".to_owned(), |time| {
-                        format!("nothing moved for {}", ago(time))
-                    });
+                let since = operation
+                    .last
+                    .or(operation.began)
+                    .map_or("not examined yet".to_owned(), |time| format!("no progress for {}", ago(time)));
                 let progress = self.progress(operation);
                 format!("in {}: {since}, {progress}, polled {polled} before", operation.operation)
             }

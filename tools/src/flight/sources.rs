@@ -141,7 +141,8 @@ impl Sources {
                     }
                 }
                 (Origin::File(path), Some(Origin::File(later))) => lines.push(format!(
-                    "{} is not shown: {} is of the same process, and later; to see it, give it alone",
+                    "{} is not shown: {} is a later recording of the same process; to see the earlier one, give it \
+                     alone",
                     shown(path),
                     shown(later)
                 )),
@@ -164,13 +165,12 @@ impl Sources {
 /// their number.
 pub(super) fn dump(folder: &Path, named: &[PathBuf]) -> Result<usize, Failure> {
     let pid = |source: &PathBuf| {
-        process(source).ok_or_else(|| {
-            Failure::usage(format!("{}: with --dump it must be the number of a process", shown(source)))
-        })
+        process(source)
+            .ok_or_else(|| Failure::usage(format!("{}: with --dump must be a process id", shown(source))))
     };
     let pids: Vec<u32> = named.iter().map(pid).collect::<Result<_, _>>()?;
     if !folder.is_dir() {
-        return Err(Failure::usage(format!("--dump {}: must be a directory that is there", shown(folder))));
+        return Err(Failure::usage(format!("--dump {}: must be an existing directory", shown(folder))));
     }
     let dumped = Recording::dump_running(folder, |pid| pids.is_empty() || pids.contains(&pid));
     let mut written = 0;
@@ -201,7 +201,7 @@ fn process(source: &Path) -> Option<u32> {
 
 fn not_seen(pid: u32) -> Failure {
     Failure::run(format!(
-        "process {pid} has no flight recorder that can be seen: it has no collectives, is another user's, or has ended"
+        "process {pid} has no visible flight recorder: it has no collectives, belongs to another user, or has ended"
     ))
 }
 
@@ -226,7 +226,7 @@ fn read(path: &Path) -> Result<Recording, Failure> {
     let flags = OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).or_fail(|| shown(path))?;
     if !file.metadata().or_fail(|| shown(path))?.is_file() {
-        return Err(Failure::run(format!("{}: must be a file, which a pipe or device is not", shown(path))));
+        return Err(Failure::run(format!("{}: must be a regular file, not a pipe or device", shown(path))));
     }
     let mut bytes = Vec::new();
     file.take(LONGEST).read_to_end(&mut bytes).or_fail(|| shown(path))?;

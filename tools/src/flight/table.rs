@@ -48,7 +48,7 @@ fn write(text: &mut String, merged: &Merged<'_>) -> std::fmt::Result {
         operations.iter().try_for_each(|operation| row(text, operation, start))?;
     }
     if diagnosis.findings.is_empty() {
-        writeln!(text, "\n  nobody hangs, is late by far, or has a slow port")
+        writeln!(text, "\n  no rank hangs, is very late, or has a slow port")
     } else {
         text.push('\n');
         diagnosis.findings.iter().try_for_each(|finding| writeln!(text, "  {finding}"))

@@ -60,7 +60,7 @@ fn chart(
     let last = parts().map(|(_, part)| end(part.ended)).fold(1e-3, f64::max);
     let rows = f64::from(merged.diagnosis.size.min(ROWS_MAX));
     let title = format!(
-        "communicator {:016x}: the last operations (light: until something moved; red: not ended)",
+        "communicator {:016x}: the last operations (light: until the first progress; red: not ended)",
         merged.diagnosis.communicator
     );
     let mut chart = ChartBuilder::on(area)

@@ -138,12 +138,12 @@ fn check_tally(tally: &Tally, plan: &Plan, size: u32, targets: &[u64]) -> Result
     if sent.len() != targets.len() || sent.iter().zip(targets).any(|(sent, target)| sent > target) {
         let sent = legible(&format!("{sent:?}"));
         return Err(Failure::run(format!(
-            "the server has sent {sent} messages of {targets:?} on each queue pair"
+            "the server reports {sent} messages, instead of {targets:?} on each queue pair"
         )));
     }
     let messages: u64 = targets.iter().sum();
     if lost > messages {
-        return Err(Failure::run(format!("the server counts {lost} lost messages of {messages}")));
+        return Err(Failure::run(format!("the server reports {lost} lost messages of {messages}")));
     }
     // For atomics it compares the counter of each queue pair, even if no operation was sent.
     let slots: u64 = targets.iter().map(|target| (*target).max(1)).sum();

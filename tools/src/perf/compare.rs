@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args, with: &Comparison) -> Result<(), Failure> {
     };
     let devices = [first, second];
     if let Some(device) = devices.iter().find(|device| matches!(device, DeviceSpec::Loopback)) {
-        return Err(Failure::usage(format!("--compare: '{device}' reaches no other process")));
+        return Err(Failure::usage(format!("--compare: '{device}' does not leave this process")));
     }
     let interrupt = Interrupt::install()?;
     // A missing device or an unsupported option is found before the first measurement.
@@ -134,12 +134,12 @@ fn card_beside(device: &DeviceSpec) -> Result<DeviceSpec, Failure> {
             interfaces.iter().find(|interface| interface.name == *name)
         }
         DeviceSpec::Udp { address, .. } => has(address),
-        _ => return Err(named(&format!("'{device}' is on no interface of the kernel"))),
+        _ => return Err(named(&format!("'{device}' is not on an interface of the kernel"))),
     };
     let interface = interface.ok_or_else(|| named(&format!("there is no interface of '{device}'")))?;
     let cards = Verbs::load().and_then(|verbs| verbs.rnics());
     let cards = cards.map_err(|reason| {
-        Failure::run(format!("--compare: no RNIC can be looked for on '{}': {reason}", interface.name))
+        Failure::run(format!("--compare: looking for an RNIC on '{}' failed: {reason}", interface.name))
     })?;
     for card in cards {
         for port in card.details.iter().flat_map(|details| &details.ports) {
@@ -150,13 +150,13 @@ fn card_beside(device: &DeviceSpec) -> Result<DeviceSpec, Failure> {
         }
     }
     Err(Failure::run(format!(
-        "--compare: no RNIC is on '{}'; `ferroce devinfo` lists those that there are",
+        "--compare: no RNIC is on '{}'; `ferroce devinfo` lists all RNICs",
         interface.name
     )))
 }
 
 fn absent(device: &DeviceSpec, failure: Failure) -> Failure {
-    let told = |reason| format!("--compare: '{device}' can't be had: {reason}");
+    let told = |reason| format!("--compare: '{device}' can't be opened: {reason}");
     match failure {
         Failure::Run(reason) => Failure::Run(told(reason)),
         Failure::Usage(reason) => Failure::Usage(told(reason)),
@@ -249,7 +249,8 @@ impl fmt::Display for Compared {
         let what = if *unit == "µs" { "median latency in µs" } else { "Gb/s" };
         writeln!(
             f,
-            "{test}, {what}: medians of {rounds} runs over each device, in turn; spread from the least to the most"
+            "{test}, {what}: medians of {rounds} runs over each device, alternating; spread from the smallest to the \
+             largest"
         )?;
         let width = first.len().max(second.len()).max(12);
         write!(

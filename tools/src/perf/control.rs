@@ -57,7 +57,8 @@ impl PerfControl {
         let mut greeting = [0; GREETING];
         read_exact(&mut stream, &mut greeting, PATIENCE, interrupt).map_err(|failure| match failure {
             Failure::Run(reason) => Failure::Run(format!(
-                "{reason}; it may serve another client: try again when that is done; or it is perftest's: give --perftest"
+                "{reason}; the server may be serving another client: try again later; or it is a perftest program: \
+                 give --perftest"
             )),
             other => other,
         })?;
@@ -107,7 +108,10 @@ fn sort(incoming: &mut Incoming, messages: &mut VecDeque<PerfMessage>) -> Result
                 return Err(Failure::run(format!("the other end failed: {}", legible(&reason))));
             }
             _ if messages.len() == MAX_WAITING => {
-                return Err(Failure::run(format!("the other end sent over {MAX_WAITING} messages unasked")));
+                return Err(Failure::run(format!(
+                    "the other end sent more than {MAX_WAITING} messages that were not \
+                    expected"
+                )));
             }
             other => messages.push_back(other),
         }

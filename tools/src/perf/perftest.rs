@@ -143,8 +143,8 @@ pub(super) fn serve(
         if session.end.context.counters().value(Counter::RcvdPkts) == 0 {
             let name = session.plan.name();
             return Err(Failure::run(format!(
-                "the client waits for this end and has not sent a packet: it is another program than the one for \
-                 `perf {name}`, or -b was given at one end alone"
+                "the client waits for this end and has not sent a packet: it is not the program for `perf {name}`, or \
+                 -b was given at one end only"
             )));
         }
         let nothing = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
@@ -192,7 +192,7 @@ fn tell_lost(messages: u64) {
 /// operation.
 fn check_requests(session: &Session<PerftestExchange>, made: u64) -> Result<(), Failure> {
     if !session.end.counts_packets() {
-        info!("a card does not tell how many requests have come: the other end's account is taken as it is");
+        info!("a card does not report the number of requests it received: the other end's number is used");
         return Ok(());
     }
     let came = session.requests();
@@ -202,8 +202,8 @@ fn check_requests(session: &Session<PerftestExchange>, made: u64) -> Result<(), 
     }
     let (name, evidence) = (session.plan.name(), session.end.evidence());
     Err(Failure::run(format!(
-        "of {made} requests by the other end's account, {came} have come: is it the program for `perf {name}`, and \
-         -b at both ends or at none?{evidence}"
+        "of {made} requests that the other end reports, {came} have arrived: is it the program for `perf {name}`, and \
+         -b at both ends or at neither?{evidence}"
     )))
 }
 
@@ -391,7 +391,7 @@ fn swap_report(
     let most = MAX_MESSAGES * session.lanes.len() as u64;
     if theirs.messages > most {
         let messages = theirs.messages;
-        return Err(Failure::run(format!("perftest reports {messages} messages; at most {most}")));
+        return Err(Failure::run(format!("perftest reports {messages} messages: must be at most {most}")));
     }
     Ok(theirs)
 }

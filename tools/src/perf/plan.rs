@@ -122,7 +122,10 @@ impl Plan {
         ];
         for (what, value, least, most) in limits {
             if value < least || value > most {
-                return Err(Failure::usage(format!("{what} {value}: {least} to {most} for {}", self.name())));
+                return Err(Failure::usage(format!(
+                    "{what} {value}: must be {least} to {most} for {}",
+                    self.name()
+                )));
             }
         }
         self.check_combination()
@@ -138,15 +141,21 @@ impl Plan {
         };
         let (name, test) = (service.name(), self.name());
         let refused = [
-            (!is_on, format!("-c {name}: has no {test}; RC has all, UC has WRITE and SEND, UD has SEND")),
-            (self.check && !self.is_reliable(), format!("--check: {name} may lose messages; -c RC does not")),
+            (
+                !is_on,
+                format!("-c {name}: does not support {test}; RC supports all, UC WRITE and SEND, UD SEND"),
+            ),
+            (
+                self.check && !self.is_reliable(),
+                format!("--check: needs -c RC, because {name} may lose messages"),
+            ),
             (
                 self.selective_repeat && !self.is_reliable(),
-                format!("--selective-repeat: {name} repeats nothing; it is for -c RC"),
+                format!("--selective-repeat: needs -c RC, because {name} does not retransmit"),
             ),
             (
                 self.bidirectional && (self.mode == Mode::Lat || operation == Operation::Atomic),
-                format!("-b: bandwidth of WRITE, READ and SEND is measured both ways, not {test}"),
+                format!("-b: is for bandwidth of WRITE, READ and SEND, not for {test}"),
             ),
         ];
         match refused.into_iter().find(|(given, _)| *given) {
@@ -161,11 +170,11 @@ impl Plan {
         if size == 0 || u64::from(size) > most {
             let qps = self.qps;
             return Err(Failure::usage(format!(
-                "size (-s) {size}: 1 to {most} bytes with {qps} queue pairs"
+                "size (-s) {size}: must be 1 to {most} bytes with {qps} queue pairs"
             )));
         }
         if self.operation == Operation::Atomic && size != 8 {
-            return Err(Failure::usage(format!("size (-s) {size}: atomics have 8 bytes")));
+            return Err(Failure::usage(format!("size (-s) {size}: must be 8 bytes for atomics")));
         }
         Ok(())
     }
@@ -176,7 +185,7 @@ impl Plan {
             return Ok(());
         }
         Err(Failure::usage(format!(
-            "size (-s) {size}: UD has at most {path_mtu} bytes, the path MTU of both ends"
+            "size (-s) {size}: must be at most {path_mtu} bytes with UD, the path MTU of both ends"
         )))
     }
 
@@ -188,7 +197,8 @@ impl Plan {
             Some(count) => {
                 let why = if self.check { "under --check" } else { "at a time" };
                 Err(Failure::run(format!(
-                    "the client counts {count} messages of {size} bytes on a queue pair: at most {most} {why}"
+                    "the client announces {count} messages of {size} bytes on a queue pair: must be at most {most} \
+                     {why}"
                 )))
             }
             None => Ok(()),

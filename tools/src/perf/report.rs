@@ -188,7 +188,7 @@ impl PerfReport {
         if json.write(self)? {
             return Ok(());
         }
-        let ways = if self.bidirectional { ", both ways" } else { "" };
+        let ways = if self.bidirectional { ", both directions" } else { "" };
         say!(
             "{} ({}): {} on {}, path MTU {}, {} {} QP(s), tx depth {}{ways}",
             self.test,
@@ -205,11 +205,11 @@ impl PerfReport {
             let packets = self.by_memory;
             let why = match self.driver {
                 "shm" => "",
-                _ => ", for the peer is on this host (,shm=off behind the device leaves it out)",
+                _ => ", because the peer is on this host (,shm=off after the device disables it)",
             };
             let icrc = match self.without_icrc {
                 0 => String::new(),
-                some => format!("; {some} of them without an ICRC, as both ends want it"),
+                some => format!("; {some} of them without an ICRC, as both ends allow"),
             };
             say!("shared memory: {packets} packets{why}{icrc}")?;
         }
@@ -217,7 +217,7 @@ impl PerfReport {
             say!("memory: {}", self.memory)?;
         }
         if let Some(reason) = &self.ended_early {
-            say!("ended early, what was measured until then: {reason}")?;
+            say!("ended early, results until then: {reason}")?;
         }
         if self.results.iter().any(|result| result.latency.is_some()) {
             self.print_latencies()?;
@@ -234,7 +234,9 @@ impl PerfReport {
             say!("{lost} messages lost")?;
         }
         if let Some(lost) = sum(|result| result.lost_messages_at_least) {
-            say!("{lost} messages lost by their first packet: of a WRITE over UC no other is counted")?;
+            say!(
+                "{lost} messages lost, by their first packets: for a WRITE over UC no other packets are counted"
+            )?;
         }
         let is_unknown =
             |result: &Measurement| result.lost_messages.or(result.lost_messages_at_least).is_none();
@@ -242,7 +244,7 @@ impl PerfReport {
             say!("messages lost: unknown")?;
         }
         if self.results.iter().any(|result| result.counted == Counted::Sent) {
-            say!("messages and rates are of what was sent: the receiver's count has not come")?;
+            say!("messages and rates are those of the sender: the receiver's count has not arrived")?;
         }
         if self.congestion.is_of_interest() {
             say!("{}", self.congestion)?;
@@ -251,7 +253,7 @@ impl PerfReport {
             (Some(retransmitted), Some(dropped)) => {
                 say!("{retransmitted} packets retransmitted, {dropped} dropped")
             }
-            _ => say!("the card does not tell what it has retransmitted and dropped"),
+            _ => say!("the card does not report retransmitted and dropped packets"),
         }
     }
 

@@ -26,8 +26,8 @@ impl Wishes {
     pub(super) fn check_address(&self, plan: &Plan, size: u32, gid: Gid) -> Result<(), Failure> {
         match self.home {
             Some(home) if plan.pours(size) && home != gid => Err(Failure::usage(format!(
-                "the client comes from {home} and wants `perf {}` to send to {gid}, which may be another host: \
-                 if that is the client's too, start the server with --any-gid",
+                "the client comes from {home} and wants `perf {}` to send to {gid}, which may be another host: if it \
+                 belongs to the client, start the server with --any-gid",
                 plan.name()
             ))),
             _ => Ok(()),
@@ -126,8 +126,8 @@ fn check_partition(ours: PKey, theirs: PKey) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "P_Key (--pkey) {ours} at the server, {theirs} at the client: give both the same partition, and one of them \
-         full membership (0x8000)"
+        "P_Key (--pkey) {ours} at the server, {theirs} at the client: both need the same partition (low 15 bits), and \
+         at least one of them full membership (0x8000)"
     )))
 }
 
@@ -174,7 +174,9 @@ fn serve_lap(
 ) -> Result<(), Failure> {
     if messages.len() != session.lanes.len() {
         let (theirs, ours) = (messages.len(), session.lanes.len());
-        return Err(Failure::run(format!("the client counts messages of {theirs} queue pairs for {ours}")));
+        return Err(Failure::run(format!(
+            "the client counts messages of {theirs} queue pairs: must be {ours}"
+        )));
     }
     session.settle()?;
     session.prepare(number, messages)?;

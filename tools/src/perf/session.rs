@@ -232,7 +232,7 @@ impl<C: Beside> Session<C> {
             if missing == 0 || (is_over && !self.plan.is_reliable()) {
                 if missing == wanted && wanted > 0 {
                     let evidence = self.end.evidence();
-                    return Err(Failure::run(format!("none of {wanted} messages has come{evidence}")));
+                    return Err(Failure::run(format!("none of {wanted} messages has arrived{evidence}")));
                 }
                 return Ok(missing);
             }
@@ -282,7 +282,7 @@ impl<C: Beside> Session<C> {
         }
         let (service, evidence) = (self.plan.service.name(), self.end.evidence());
         Err(Failure::run(format!(
-            "message {message} or its answer is lost, and {service} repeats nothing{evidence}"
+            "message {message} or its answer is lost, and {service} does not retransmit{evidence}"
         )))
     }
 
@@ -350,7 +350,7 @@ impl<C: Beside> Session<C> {
             return Ok(());
         }
         Err(Failure::run(format!(
-            "a message of {length} bytes came in place of {size}: both ends need the same size (-s)"
+            "a message of {length} bytes arrived instead of {size}: both ends need the same size (-s)"
         )))
     }
 
@@ -404,7 +404,7 @@ impl<C: Beside> Session<C> {
         let patience =
             if under_way { retry_budget(self.plan.timeout).min(LONGEST_SILENCE) } else { Duration::ZERO };
         if under_way {
-            warn!("{}; work under way has {:.1} s to end", gone::<C>(how), patience.as_secs_f64());
+            warn!("{}; outstanding work has {:.1} s to complete", gone::<C>(how), patience.as_secs_f64());
         }
         self.lost = Some((now + patience, how));
         Ok(())
@@ -424,11 +424,11 @@ impl<C: Beside> Session<C> {
 
 /// The cause, which precedes its consequences in a message.
 fn gone<C: Beside>(how: &str) -> String {
-    format!("the other end is gone: its control connection {how}{}", C::ADVICE)
+    format!("the other end has ended: its control connection {how}{}", C::ADVICE)
 }
 
 pub(super) fn unexpected(message: &PerfMessage) -> Failure {
-    Failure::run(format!("the other end sent {} out of turn", legible(&format!("{message:?}"))))
+    Failure::run(format!("the other end sent {}, which was not expected", legible(&format!("{message:?}"))))
 }
 
 /// The longest time until a work request exhausts its retries: the timer may run up to four times its nominal value

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends the address to the peer.
 pub(super) fn send(stream: &mut TcpStream, destination: Destination) -> Result<(), Failure> {
-    stream.write_all(&destination.to_message()).or_fail(|| "sending the own address".into())
+    stream.write_all(&destination.to_message()).or_fail(|| "sending the address of this end".into())
 }
 
 /// Parses a client's first message, its address.
@@ -37,7 +37,7 @@ pub(super) fn receive(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<D
     let mut message = [0; MESSAGE];
     read_exact(stream, &mut message, PATIENCE, interrupt).map_err(|failure| match failure {
         Failure::Run(reason) => Failure::Run(format!(
-            "{reason}; ibv_srq_pingpong, which is not spoken here, would wait for more queue pairs"
+            "{reason}; ibv_srq_pingpong, which is not supported, would wait for more queue pairs"
         )),
         other => other,
     })?;
@@ -47,19 +47,19 @@ pub(super) fn receive(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<D
 fn parse(message: &[u8; MESSAGE]) -> Result<Destination, Failure> {
     let destination = Destination::from_message(message).ok_or_else(|| {
         Failure::run(format!(
-            "the peer sent {}, which is not LID:QPN:PSN:GID as ibv_rc_pingpong has it",
+            "the peer sent {}: must be LID:QPN:PSN:GID, as ibv_rc_pingpong sends it",
             quote(message)
         ))
     })?;
     if destination.gid == Gid::default() {
-        return Err(Failure::run("the peer sent no GID; RoCE needs one: give it -g INDEX"));
+        return Err(Failure::run("the peer sent no GID, which RoCE needs: start it with -g INDEX"));
     }
     Ok(destination)
 }
 
 /// Sends the client's last message.
 pub(super) fn send_done(stream: &mut TcpStream) -> Result<(), Failure> {
-    stream.write_all(DONE).or_fail(|| "telling the server that we are done".into())
+    stream.write_all(DONE).or_fail(|| "sending 'done' to the server".into())
 }
 
 /// Waits for the client's last message.
@@ -68,7 +68,7 @@ pub(super) fn receive_done(stream: &mut TcpStream, interrupt: &Interrupt) -> Res
     read_exact(stream, &mut done, PATIENCE, interrupt)?;
     if &done == b"0000:" {
         return Err(Failure::run(
-            "the client tells of several queue pairs: it is ibv_srq_pingpong, which is not spoken here; take \
+            "the client sends several queue pairs: it is ibv_srq_pingpong, which is not supported; use \
              ibv_rc_pingpong there",
         ));
     }

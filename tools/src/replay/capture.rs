@@ -76,8 +76,8 @@ impl Capture {
             };
             if available.is_some_and(|available| needed > available) {
                 capture.damage = Some(format!(
-                    "a replay of more needs over {} MB of memory, and no more is available; `editcap -c 1000000` \
-                     splits a capture",
+                    "a replay of more packets needs over {} MB of memory, and no more is available; `editcap -c \
+                     1000000` splits a capture",
                     needed / 1_000_000
                 ));
                 break;

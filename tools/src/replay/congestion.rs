@@ -36,14 +36,14 @@ use sender::{Sender, SenderReport};
 /// What the senders of a capture are compared with.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct CongestionOptions {
-    /// Compare the rate of each sender with what DCQCN allows: a preset (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5) with
-    /// changes to its parameters after it, as in mlx5,rpg_ai_rate=20. It changes neither verdict nor exit status.
+    /// Compare the rate of each sender with the rate that DCQCN allows: a preset (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5),
+    /// optionally followed by changes to its parameters: mlx5,rpg_ai_rate=20. It changes neither verdict nor exit status.
     #[arg(long, value_name = "PRESET")]
     congestion: Option<Preset>,
     /// Line rate of the senders in Gb/s; by default estimated from the capture.
     #[arg(long, value_name = "GBPS", requires = "congestion")]
     line_rate: Option<Gigabits>,
-    /// With the rates of each sender over time.
+    /// Also print the rates of each sender over time.
     #[arg(long, requires = "congestion")]
     series: bool,
 }
@@ -223,10 +223,7 @@ impl fmt::Display for Comparison {
             more(f, self.receivers.len())?;
         }
         if self.senders.iter().any(|sender| sender.is_unknown()) {
-            writeln!(
-                f,
-                "  qp ?: nothing tells the queue pair of the sender, nor which CNPs are for it; --pair tells"
-            )?;
+            writeln!(f, "  qp ?: the queue pair of the sender and its CNPs are unknown; give --pair")?;
         }
         if self.packets_left_out > 0 {
             writeln!(

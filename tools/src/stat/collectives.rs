@@ -26,15 +26,15 @@ type Pick = fn(&PeerRecord) -> u64;
 
 /// The metrics for each peer rank.
 const OF_PEERS: [(&str, &str, Pick); 7] = [
-    ("sent_bytes", "Bytes of elements that have gone there.", |peer| peer.sent_bytes),
-    ("received_bytes", "Bytes of elements that have come from there.", |peer| peer.received_bytes),
-    ("chunk_bytes", "Those that have gone in chunks.", |peer| peer.chunk_bytes),
-    ("sending_ns", "Time in which chunks were under way there.", |peer| nanos(peer.sending)),
-    ("waited_ns", "Time in which there was nothing to do until something came from there.", |peer| {
-        nanos(peer.waited)
+    ("sent_bytes", "Bytes of elements sent to the peer.", |peer| peer.sent_bytes),
+    ("received_bytes", "Bytes of elements received from the peer.", |peer| peer.received_bytes),
+    ("chunk_bytes", "Bytes of elements sent to the peer in chunks.", |peer| peer.chunk_bytes),
+    ("sending_ns", "Time in which chunks to the peer were outstanding.", |peer| nanos(peer.sending)),
+    ("waited_ns", "Time spent waiting for data from the peer.", |peer| nanos(peer.waited)),
+    ("late", "Operations that the peer was the last to begin, significantly late.", |peer| peer.late),
+    ("late_ns", "Time by which the peer began these operations later than this rank.", |peer| {
+        nanos(peer.late_by)
     }),
-    ("late", "Operations that it was the last to begin, later than chance.", |peer| peer.late),
-    ("late_ns", "How much later than this rank it began them.", |peer| nanos(peer.late_by)),
 ];
 
 impl fmt::Display for Part<'_> {
@@ -52,7 +52,7 @@ impl fmt::Display for Part<'_> {
             ("failed", "1 if the communicator has failed.", own.failure.is_some().into()),
             (
                 "since_poll_ns",
-                "How long ago it has polled.",
+                "Time since the last poll.",
                 nanos(recording.taken.saturating_sub(recording.polled)),
             ),
         ];
@@ -71,7 +71,7 @@ impl fmt::Display for Part<'_> {
         if !linked.is_empty() {
             writeln!(
                 f,
-                "# HELP ferroce_collective_qp Number of the queue pair there.\n# TYPE ferroce_collective_qp gauge"
+                "# HELP ferroce_collective_qp Number of the queue pair to the peer.\n# TYPE ferroce_collective_qp gauge"
             )?;
         }
         for peer in linked {

@@ -44,7 +44,7 @@ pub(super) fn serve(listener: &Listener, mut text: impl FnMut() -> String) -> Re
         for client in new.into_iter().filter_map(|(stream, _)| Client::new(stream)) {
             if clients.len() == MAX_CLIENTS {
                 let oldest = clients.iter().position(|client| !client.has_asked()).unwrap_or(0);
-                debug!("more than {MAX_CLIENTS} clients, so one that asks for nothing goes");
+                debug!("more than {MAX_CLIENTS} clients: an idle one is disconnected");
                 clients.remove(oldest);
             }
             clients.push(client);

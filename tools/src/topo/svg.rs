@@ -114,8 +114,8 @@ fn draw(report: &Report, host: &Topology, placement: &Placement) -> Result<Strin
         }
         let mut y = y + shapes + LINE;
         let title = match warnings.len() {
-            0 => "placement: nothing is known that costs".to_owned(),
-            count => format!("placement that costs: {count}"),
+            0 => "placement: no problem found".to_owned(),
+            count => format!("placement that costs performance: {count}"),
         };
         for line in std::iter::once(&title).chain(&lines) {
             write_at(&root, (GAP, y), line, 12, HPos::Left)?;
@@ -149,7 +149,7 @@ fn rows(report: &Report, host: &Topology) -> Vec<Row> {
         let title = vec![format!("NUMA node {}{socket}", node.number), format!("CPUs {}", node.cpus), memory];
         (title, places(report, Some(node.number)))
     });
-    let untold = (vec!["NUMA node not told".to_owned()], places(report, None));
+    let untold = (vec!["NUMA node not reported".to_owned()], places(report, None));
     known
         .chain([untold])
         .filter(|(_, devices)| !devices.is_empty())
@@ -256,7 +256,7 @@ fn draw_device(
             (name, rank.map_or(String::new(), |rank| format!("rank {rank}")), GPU)
         }
         (_, Some(nic)) => {
-            let rate = nic.rate.map_or("rate not told".to_owned(), gigabits);
+            let rate = nic.rate.map_or("rate not reported".to_owned(), gigabits);
             let rate = if nic.state == "down" { "down".to_owned() } else { rate };
             (nic.name.clone(), rate, NIC)
         }

@@ -65,7 +65,7 @@ fn devices(report: &Report, host: &Topology) -> Vec<String> {
     }
     let without = places(report, None);
     if !without.is_empty() {
-        lines.push("devices of which no NUMA node is told".to_owned());
+        lines.push("devices without a reported NUMA node".to_owned());
         branches(report, &grow(host, &without), 1, &mut lines);
     }
     for nic in
@@ -180,12 +180,12 @@ fn label(nic: &Port) -> String {
 fn port(nic: &Port) -> String {
     let mut line = format!("NIC {} {}: ", nic.number, label(nic));
     line += match nic.state {
-        "unknown" => "state not told",
+        "unknown" => "state not reported",
         state => state,
     };
     match nic.rate {
         Some(rate) => line += &format!(", {}", gigabits(rate)),
-        None => line += ", rate not told",
+        None => line += ", rate not reported",
     }
     if let Some(mtu) = nic.mtu {
         line += &format!(", MTU {mtu}");
@@ -256,7 +256,7 @@ fn ranks(report: &Report) -> Vec<String> {
     lines.push("rails".to_owned());
     for (number, rail) in report.rails.iter().enumerate() {
         let nic = report.nics.get(rail.nic).map(label).unwrap_or_default();
-        let rate = rail.rate.map_or("rate not told".to_owned(), gigabits);
+        let rate = rail.rate.map_or("rate not reported".to_owned(), gigabits);
         let ranks: Vec<String> = rail.ranks.iter().map(usize::to_string).collect();
         let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
         lines.push(format!("  rail {number}: {nic}, {rate}, {noun} {}", ranks.join(", ")));
@@ -309,8 +309,8 @@ fn warnings(report: &Report) -> Vec<String> {
     let all: Vec<&Warning> =
         report.warnings.iter().chain(report.process.iter().flat_map(|process| &process.warnings)).collect();
     lines.push(match all.len() {
-        0 => "placement: nothing is known that costs".to_owned(),
-        number => format!("placement that costs: {number}"),
+        0 => "placement: no problem found".to_owned(),
+        number => format!("placement that costs performance: {number}"),
     });
     for Warning { subject, what, cost, remedy, .. } in all {
         lines.push(format!("  {subject}: {what}"));

@@ -82,7 +82,7 @@ fn gzip_that_is_damaged_is_named_and_what_came_before_is_shown() {
     }
     let output = from_pipe(&[], &[0x1f]);
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(stderr.contains("1 bytes are no capture"), "{stderr}");
+    assert!(stderr.contains("1 bytes are not a capture"), "{stderr}");
 }
 
 /// Half a gigabyte of unknown blocks, in half a megabyte, with no more memory than the longest block needs.

@@ -119,7 +119,7 @@ fn other_data_makes_no_flows() {
     let (said, _) = told(&noise.chain([datagram(0x12, 1, 1)]).collect::<Vec<_>>());
     assert!(
         said.contains(
-            "18 packets with a wrong ICRC, each the only one to its queue pair: damaged, or no RoCE\n"
+            "18 packets with a wrong ICRC, each the only one to its queue pair: damaged, or not RoCE\n"
         ),
         "{said}"
     );

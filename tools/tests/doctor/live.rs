@@ -97,7 +97,7 @@ fn a_peer_that_is_not_there() {
     let on_the_link = way.check("10.1.1.77");
     is_passive(&on_the_link, "in use by 'ferroce'");
     on_the_link.fails(&["next hop", "far end"], &["10.1.1.77"]);
-    way.check("10.1.2.77").fails(&["far end"], &["no sign of 10.1.2.77", "ip route get"]);
+    way.check("10.1.2.77").fails(&["far end"], &["no answer from 10.1.2.77", "ip route get"]);
 }
 
 /// It retransmits and receives nothing.
@@ -157,7 +157,7 @@ fn a_sick_application_is_examined() {
         itself.report
     );
     app.signal(Signal::STOP);
-    check().fails(&["context"], &["does not say what it counts", "stopped or stuck"]);
+    check().fails(&["context"], &["does not report its counters", "stopped or hangs"]);
     app.signal(Signal::CONT);
     // Another address of the host is free.
     run("ip", &format!("-n {} addr add 10.1.1.3/24 dev veth0", way.a));
@@ -213,7 +213,7 @@ fn a_port_that_somebody_else_has() {
         let found = way.check(&format!("-d {device} {}", PEER[0]));
         is_passive(&found, &own);
         // No context of ferroce was examined.
-        found.fails(&["context"], &[&own, "shows no counters", "if it is none"]);
+        found.fails(&["context"], &[&own, "exports no counters", "if it is another program"]);
         let active = format!("doctor -d {device} --active {}", PEER[0]);
         let refused = Ferroce::start(Some(&way.a), &active).end();
         assert_eq!(refused.code, Some(1), "{refused:#?}");
@@ -222,5 +222,5 @@ fn a_port_that_somebody_else_has() {
     drop(socket);
     let found = way.check(PEER[0]);
     assert_eq!(found.report["mode"], "active");
-    assert!(found.report["why"].as_str().unwrap().contains("nobody else"), "{:#?}", found.report);
+    assert!(found.report["why"].as_str().unwrap().contains("no other program"), "{:#?}", found.report);
 }

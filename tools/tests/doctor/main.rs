@@ -42,8 +42,8 @@ fn both_ends_in_one_process() {
 #[test]
 fn what_can_not_be_checked_is_refused() {
     refused(&[
-        ("doctor", &["name a peer", "-d"]),
-        ("doctor 127.0.0.1", &["this host itself", "udp:127.0.0.2"]),
+        ("doctor", &["name a PEER", "-d"]),
+        ("doctor 127.0.0.1", &["is this host", "udp:127.0.0.2"]),
         ("doctor -d loopback 10.0.0.1", &["can't be reached over -d loopback"]),
         ("doctor no.such.host.invalid", &["no.such.host.invalid"]),
         ("doctor -d loopback -m 1000", &["1000", "1024"]),
@@ -69,7 +69,7 @@ fn a_way_that_is_well() {
             assert!(found.text("UDP 4791 there").starts_with("465 of 465 packets arrive, 1 router"));
             assert!(found.text("path MTU back").starts_with("4096:"), "{:#?}", found.report);
             // Only visible in complete frames.
-            let hidden = "can't see if the IPv4 identification was rewritten";
+            let hidden = "can't detect a rewritten IPv4 identification";
             assert_eq!(found.text("ICRC there").contains(hidden), far != "veth0", "{:#?}", found.report);
         }
     }
@@ -78,7 +78,7 @@ fn a_way_that_is_well() {
     found.is_well();
     let (ok, untold): (Vec<_>, Vec<_>) = all().iter().partition(|check| !UNTOLD.contains(check));
     assert_eq!((found.with("ok"), found.with("not_checked")), (ok, untold));
-    assert!(found.text("PFC").starts_with("the kernel's driver of 'veth0' does not tell"));
+    assert!(found.text("PFC").starts_with("the kernel's driver of 'veth0' does not report them"));
     let data = way.check(&format!("--dscp 26 {}", PEER[0]));
     assert!(data.text("switch").contains("ECN for the class of DSCP 26, to start with Kmin"));
     assert!(data.text("traffic classes").contains("mlnx_qos -i veth0"), "{:#?}", data.report);
@@ -92,7 +92,8 @@ fn a_link_that_is_too_small() {
     let _far = way.far_end("veth0");
     for peer in PEER {
         let found = way.check(peer);
-        let words = ["1024 at most", "path MTU 2048", "a link between has not", "-m 1024", "mtu 4200"];
+        let words =
+            ["1024 at most", "path MTU 2048", "a link on the path has a smaller one", "-m 1024", "mtu 4200"];
         found.fails(&["path MTU there", "path MTU back"], &words);
     }
     // The path MTU is sufficient if no larger one is requested.
@@ -144,7 +145,7 @@ fn a_way_that_rewrites() {
     let _far = way.far_end("veth0");
     way.rule("forward oifname to-b udp dport 4791 ip id set 0x1234");
     way.check(PEER[0])
-        .fails(&["ICRC there"], &["IPv4 identification 0x0000 -> 0x1234", "rewrites IPv4 headers"]);
+        .fails(&["ICRC there"], &["IPv4 identification 0x0000 -> 0x1234", "the rewriting of IPv4 headers"]);
     way.rule("forward oifname to-a udp dport 4791 @th,512,16 set 0xbeef");
     way.check(PEER[0]).fails(&["ICRC back"], &["2 bytes of the payload", "ferroce dissect"]);
 }
@@ -181,7 +182,7 @@ fn a_way_that_copies() {
     way.nft("add chain netdev copies out { type filter hook egress device to-b priority 0 ; }");
     way.nft("add rule netdev copies out udp dport 4791 numgen random mod 100 < 30 dup to to-b");
     let found = way.check(PEER[0]);
-    found.fails(&["UDP 4791 there"], &["465 of 465 packets arrive", "come once more", "a mirror port"]);
+    found.fails(&["UDP 4791 there"], &["465 of 465 packets arrive", "arrive twice", "a mirror port"]);
 }
 
 #[test]
@@ -197,11 +198,7 @@ fn a_way_that_is_closed() {
                 &[&format!("UDP 4791 {closed}")],
                 // A rule after the one that drops would never be reached, and one in another chain would not override
                 // it.
-                &[
-                    "none arrives",
-                    "insert `udp dport 4791 accept` above it in the same chain",
-                    "ip route get",
-                ],
+                &["none of ", "insert `udp dport 4791 accept` above it in the same chain", "ip route get"],
             );
             let unknown = ["ICRC", "path MTU", "DSCP", "ECN"].map(|check| format!("{check} {closed}"));
             assert_eq!(found.with("not_checked")[UNTOLD.len()..], unknown);
@@ -244,7 +241,7 @@ fn a_peer_in_another_partition() {
     }
     let _server = Ferroce::server(&way.b, "rping -d veth0 --pkey 0x8001");
     let found = way.check(PEER[0]);
-    found.fails(&["UDP 4791"], &["another partition: what runs there must hear P_Key 0xffff", "--pkey"]);
+    found.fails(&["UDP 4791"], &["another partition: the program there must accept P_Key 0xffff", "--pkey"]);
     way.check(&format!("--pkey 0x0001 {}", PEER[0])).is_well();
 }
 
@@ -264,7 +261,7 @@ fn a_peer_without_a_doctor() {
             checks
         );
         assert!(found.text("UDP 4791").contains("refuses, as it should (invalid service id)"));
-        assert!(found.text("ICRC").contains("right both ways"));
+        assert!(found.text("ICRC").contains("right in both directions"));
         assert!(found.text("path MTU").starts_with("4096: echo requests of 41"), "{:#?}", found.report);
         assert!(found.text("DSCP and ECN").contains("DSCP 0, Not-ECT, hop limit 63"), "{:#?}", found.report);
     }
@@ -450,7 +447,7 @@ fn what_is_wrong_here() {
     way.check(&format!("-d veth0 -x 9 {}", PEER[0])).fails(&["GID"], &["no index 9", "`-x 1`"]);
     let local = way.check(&format!("-d veth0 -x 0 {}", PEER[1]));
     assert_eq!(local.with("failed")[0], "GID", "{:#?}", local.report);
-    assert!(local.text("GID").contains("link-local: no router takes it"), "{:#?}", local.report);
+    assert!(local.text("GID").contains("link-local: routers do not forward it"), "{:#?}", local.report);
     way.check(&format!("-d udp:10.1.1.2 {}", PEER[1]))
         .fails(&["GID"], &["none for an IPv6 peer", "ip addr add"]);
     // The far end's device does not have the address at which it was reached.

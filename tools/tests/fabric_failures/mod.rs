@@ -70,10 +70,11 @@ fn a_failure_without_recovery_in_the_run_is_noted() {
     let outcome = fabric(&format!("{file} --svg {svg}"));
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
     for words in [
-        "note      no switch takes another way while switch4 is down: it is back at 6ms, after 4ms, and convergence takes 50ms",
+        "note      no switch uses another path while switch4 is down: it is up again at 6ms, after 4ms, and \
+         convergence takes 50ms",
         "the ACK timeout is 16777us, and the run ends at 12ms",
-        "of 16 flows stand still at the end, host",
-        "  no way to their host",
+        "of 16 flows are stalled at the end, host",
+        "  no path to their host",
         "a flow stood still at most, us",
         "  median of the flows, us",
     ] {
@@ -111,7 +112,7 @@ fn a_host_that_stays_away_is_noted() {
     let failure = "\n[[failure]]\nat = \"10us\"\nlink = [\"host1\", \"switch0\"]\n";
     fs::write(&file, text.clone() + failure).unwrap();
     let outcome = fabric(&format!("{file} --ack-timeout 4"));
-    let words = "note      host1 has no other link: nothing comes to it or from it after 10us";
+    let words = "note      host1 has no other link: it receives and sends nothing after 10us";
     assert!(outcome.stdout.contains(words), "{outcome:#?}");
     // If an option makes a value of the file invalid, the error names its place: there is no option for it.
     let failure = failure.replace("10us", "2ms");
@@ -143,7 +144,7 @@ fn an_interrupted_run_prints_its_results() {
     let outcome = interrupted("fabric fairness --hosts 16 --limit 100s --sample 1ms");
     assert!(outcome.stdout.contains("goodput, Gb/s"), "{outcome:#?}");
     assert_eq!(outcome.stdout.matches("interrupted at ").count(), 2, "{outcome:#?}");
-    assert!(outcome.stdout.contains(" of 100s: this is a part of the run"), "{outcome:#?}");
+    assert!(outcome.stdout.contains(" of 100s: the report covers a part of the run"), "{outcome:#?}");
 }
 
 /// An incomplete run is no sample: only completed ones count, and columns without one are listed.
@@ -153,7 +154,7 @@ fn interrupted_comparisons_count_whole_runs() {
     let outcome = interrupted(&format!("{quick} limit=1ms,limit=2ms --seeds 10000"));
     for words in [
         "note      interrupted: only the ",
-        " of 40000 runs count that had come to their end; ",
+        " of 40000 runs that were complete are reported; ",
         " of 10000 seeds; without a run, and left out: ",
         "'pmax=0.2 limit=2ms'",
     ] {

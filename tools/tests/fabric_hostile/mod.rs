@@ -86,7 +86,7 @@ fn a_file_is_taken_at_its_word() {
     let apart = run("apart.toml", TWO_ISLANDS, "");
     assert_eq!(apart.code, Some(2), "{apart:#?}");
     assert!(
-        apart.stderr.contains("topology.custom.links = no way from host0 to host1: must be such"),
+        apart.stderr.contains("topology.custom.links = no path from host0 to host1: must be such"),
         "{apart:#?}"
     );
     // Two entries of the same name remain separate.

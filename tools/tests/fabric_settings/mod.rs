@@ -44,15 +44,17 @@ fn a_setting_without_effect_is_refused() {
         ),
         (
             "fabric incast --kmin 40MB --kmax 50MB",
-            &["--kmin 40MB: must be less than what a port can queue, "],
+            &["--kmin 40MB: must be less than the longest queue of a port, "],
         ),
         (
             "fabric incast --pfc off --buffer 8MB --kmin 5MB --kmax 6MB",
-            &["--kmin 5MB: must be less than what a port can queue, 4MB: nothing is marked otherwise"],
+            &[
+                "--kmin 5MB: must be less than the longest queue of a port, 4MB: otherwise no packet is marked",
+            ],
         ),
         (
             "fabric incast --ecn off --kmin 100KB",
-            &["--kmin 100KB: must be left out: it changes nothing, as ECN is off"],
+            &["--kmin 100KB: must be left out: it has no effect, because ECN is off"],
         ),
         (
             "fabric incast --congestion off --pmax 0.5",
@@ -60,10 +62,7 @@ fn a_setting_without_effect_is_refused() {
         ),
         ("fabric incast --congestion off --cnp-interval 4us", &["--cnp-interval 4us: must be left out"]),
         ("fabric incast --pfc off --headroom 100KB", &["--headroom 100KB: must be left out", "PFC is off"]),
-        (
-            "fabric incast --xoff 100KB --alpha 0.5",
-            &["--alpha 0.5: must be left out", "xoff is in its place"],
-        ),
+        ("fabric incast --xoff 100KB --alpha 0.5", &["--alpha 0.5: must be left out", "xoff is set instead"]),
         ("fabric incast --xoff 10KB", &["--xoff 10KB: must be more than xon-offset, 18KiB"]),
         ("fabric incast --xon-offset 8MiB", &["--xon-offset 8MiB: must be less than 4MiB"]),
         ("fabric incast --lossy-alpha 0.5", &["--lossy-alpha 0.5: must be left out", "PFC is on"]),
@@ -97,11 +96,11 @@ fn options_are_not_rejected_if_one_setting_uses_them() {
     for (options, words) in [
         (
             "--buffer 2MB --pfc off",
-            "note      Pmax is never reached: Kmax, 1600KB, is not less than what a port can queue, 1MB",
+            "note      Pmax is never reached: Kmax, 1600KB, is not less than the longest queue of a port, 1MB",
         ),
         (
             "--buffer 300KB",
-            "note      nothing is marked: Kmin, 400KB, is not less than what a port can queue, ",
+            "note      no packet is marked: Kmin, 400KB, is not less than the longest queue of a port, ",
         ),
         (
             "--xoff 100KB",
@@ -155,10 +154,10 @@ fn errors_name_the_value_and_the_remedy() {
         ),
         (
             "fabric victim --watchdog 10s",
-            &["--watchdog 10s: must be left out", "as the run has ended by then, at 20ms"],
+            &["--watchdog 10s: must be left out", "because the run ends before, at 20ms"],
         ),
         ("fabric incast --rate 0G", &["--rate 0b/s: must be 1M to 4000G"]),
-        ("fabric incast --buffer 100TB", &["'100TB'", "'TB' is no unit, units are GB, GiB"]),
+        ("fabric incast --buffer 100TB", &["'100TB'", "'TB' is not a unit; units are GB, GiB"]),
         ("fabric incast --buffer 99999999T", &["'99999999T'", "'T' is no unit"]),
         ("fabric incast --rate 99999999T", &["'99999999T'", "this is too much"]),
         ("fabric allreduce --hosts 1", &["--hosts 1: must be 2 to 512"]),
@@ -216,13 +215,17 @@ fn file_settings_without_effect_are_noted() {
     let file = folder.file("nothing.toml");
     let base = "[topology.dumbbell]\nleft = 2\nright = 2\n[switches]\nSWITCHES\n[[traffic]]\npattern = \"incast\"\nto = 0\nbytes = \"1KB\"\nhosts = \"HOSTS\"\n";
     for (switches, hosts, words) in [
-        ("convergence = \"1ms\"", "1-3", "note      convergence changes nothing: there is no [[failure]]"),
+        (
+            "convergence = \"1ms\"",
+            "1-3",
+            "note      convergence = 1ms has no effect: there is no [[failure]]",
+        ),
         (
             "watchdog = \"10s\"",
             "1-3",
-            "note      watchdog changes nothing, as the run has ended by then, at 200ms",
+            "note      watchdog has no effect, because the run ends before, at 200ms",
         ),
-        ("ecn = false", "1-3", "note      congestion control hears of nothing: ECN is off"),
+        ("ecn = false", "1-3", "note      congestion control is not notified: ECN is off"),
         (
             "",
             "0-3",

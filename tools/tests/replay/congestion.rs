@@ -261,10 +261,7 @@ fn a_line_rate_is_estimated_and_said_to_be() {
     let seen = number(&line_rate["origin"]["seen"]);
     assert!(seen > 0.4e9 && seen < 1e9, "{line_rate:#}");
     let said = text(&replay(&recorded(&RECORDED[0]), &["--congestion", "mlx5"]));
-    assert!(
-        said.contains("line rate 1.000 Gb/s, estimated: the rate of Ethernet next above the 0."),
-        "{said}"
-    );
+    assert!(said.contains("line rate 1.000 Gb/s, estimated: the next Ethernet rate above 0."), "{said}");
 }
 
 #[test]
@@ -327,7 +324,10 @@ fn cnps_find_the_flow_that_they_are_for() {
     // The flows of the CNPs are unknown.
     let unknown = [(None, 1, 0), (None, 2, 0), (Some(0x11), 0, 1), (Some(0x12), 0, 1)];
     assert_eq!(found(two.clone(), &options), unknown);
-    assert!(text(&replay(&file, &options)).contains("qp ?: nothing tells the queue pair of the sender"));
+    assert!(
+        text(&replay(&file, &options))
+            .contains("qp ?: the queue pair of the sender and its CNPs are unknown")
+    );
     let told = [&options[..], &["--pair", "0x11:0x23"]].concat();
     assert_eq!(found(two.clone(), &told), [(Some(0x11), 2, 1), (Some(0x12), 1, 1)]);
     // The UDP port that verbs compute from both numbers.

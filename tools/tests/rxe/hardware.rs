@@ -76,7 +76,7 @@ fn lists(guest: &Guest) {
         "-d ibverbs:rxe0 takes ibverbs: the name says so",
         "keys: guessable",
         "events that it does not raise: QP_ACCESS_ERR",
-        "congestion control of the card: not told",
+        "congestion control of the card: not reported",
     ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
     }
@@ -91,7 +91,7 @@ fn lists(guest: &Guest) {
     assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{refused:?}");
     for expected in [
         "-d eth0 takes af_xdp: the lowest latency",
-        "rdma_rxe, the kernel's software, is on this interface too: -d ibverbs:rxe0",
+        "rdma_rxe, the kernel's software RoCE, is on this interface too: -d ibverbs:rxe0",
     ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
     }
@@ -124,13 +124,13 @@ fn compares(guest: &Guest) {
     for (devices, reason) in [
         (
             "-d udp:eth0 --compare=ibverbs:rxe0",
-            "'udp:eth0' can't be had: UDP port 4791 of 10.77.0.11 is in use",
+            "'udp:eth0' can't be opened: UDP port 4791 of 10.77.0.11 is in use",
         ),
         ("-d af_xdp:eth1 --compare", "no RNIC is on 'eth1'"),
-        ("-d af_xdp:eth0 --compare=ibverbs:rxe9", "'ibverbs:rxe9' can't be had"),
+        ("-d af_xdp:eth0 --compare=ibverbs:rxe9", "'ibverbs:rxe9' can't be opened"),
         (
             "-d af_xdp:eth0 --congestion mlx5 --line-rate 10 --compare=ibverbs:rxe0",
-            "'ibverbs:rxe0' can't be had",
+            "'ibverbs:rxe0' can't be opened",
         ),
     ] {
         let refused = guest.start_inside("", "ferroce", &format!("{test} {devices}")).finish();
@@ -157,12 +157,14 @@ pub(crate) fn gpu_inside(device: &str) {
     for (memory, expected) in [
         (
             FileGpu::default().memory(8192).0,
-            "ibv_reg_dmabuf_mr of rxe0: Operation not supported (os error 95); the card, its driver or this kernel takes no \
-             memory of a GPU (8192 bytes of files:0) as a dma-buf: register memory of the host and copy",
+            "ibv_reg_dmabuf_mr of rxe0: Operation not supported (os error 95); the card, its driver or this kernel \
+             does not accept memory of a GPU (8192 bytes of files:0) as a dma-buf: register memory of the host and \
+             copy",
         ),
         (
             strict,
-            "rxe0 reaches memory of a GPU by a dma-buf, and there is none: strict:0: a dma-buf of its memory: /dev/udmabuf",
+            "rxe0 accesses memory of a GPU through a dma-buf, and there is none: strict:0: a dma-buf of its memory: \
+             /dev/udmabuf",
         ),
     ] {
         let refused = context.register(pd, memory, Access::LOCAL_WRITE).expect_err("rdma_rxe takes none");

@@ -160,7 +160,7 @@ fn memory_of_another_handle_is_refused() {
     let gather = || queue.gather(Nanos(0), &[piece(&memory, 0, 10)], 0);
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(gather)).unwrap_err();
     let said = panic.downcast_ref::<String>().unwrap();
-    assert_eq!(said, "a piece of memory of another device, or of another handle of it, in a queue of cuda:0");
+    assert_eq!(said, "memory of another device, or of another handle of it, in a queue of cuda:0");
 }
 
 #[test]

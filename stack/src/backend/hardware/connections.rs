@@ -99,7 +99,7 @@ impl Hardware {
             address.port(),
         );
         if cm.listeners.iter().any(|other| other.space == space && other.address == address) {
-            return Err(Error::invalid("address", address, "one that nobody of this context listens on"));
+            return Err(Error::invalid("address", address, "one without a listener of this context"));
         }
         config.channel.map_or(Ok(()), |channel| cm.events.check(channel))?;
         let full =
@@ -291,7 +291,7 @@ impl Hardware {
         }
         if qkey != RDMA_UDP_QKEY {
             let expected =
-                format!("{RDMA_UDP_QKEY:#x}, which the kernel's connection manager tells every seeker");
+                format!("{RDMA_UDP_QKEY:#x}, which the kernel's connection manager sends to every client");
             return Err(Error::invalid("qkey", format_args!("{qkey:#x}"), expected));
         }
         let cm = self.cm()?;
@@ -402,7 +402,7 @@ impl Hardware {
         let cm = self.connections.as_ref().ok_or_else(|| gone(id))?;
         let exchange = cm.exchanges.get(id.0).ok_or_else(|| gone(id))?;
         if exchange.stage != Stage::Requested {
-            return Err(Error::invalid("id", format!("{id:?}"), "a request that is not answered yet"));
+            return Err(Error::invalid("id", format!("{id:?}"), "a request that has not been answered"));
         }
         let Proposal { responder_resources, initiator_depth, retry_count, .. } = exchange.terms;
         let terms = ConnectionTerms { responder_resources, initiator_depth, retry_count, rnr_retry: 0 };

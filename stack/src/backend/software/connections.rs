@@ -106,7 +106,7 @@ impl Software {
             return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
         }
         if !pkey.admits(seeker) {
-            let expected = format!("a QP whose P_Key hears {seeker}, which the seeker has");
+            let expected = format!("a QP whose P_Key admits {seeker}, that of the client");
             return Err(Error::invalid("pkey", pkey, expected));
         }
         self.with_cm(|cm, verbs| cm.serve(id, (qpn, qkey), private_data, verbs));

@@ -42,11 +42,7 @@ impl Software {
         let peers = qps.iter().filter_map(|qp| Some((qp.address.as_ref()?.gid, qp.path_mtu()?)));
         metrics.push_port(port, peers);
         if let (slot, 2..) = capabilities.comm_ids {
-            metrics.push_gauge(
-                "port_slot",
-                "Slot that the context has of those of its address.",
-                slot.into(),
-            );
+            metrics.push_gauge("port_slot", "Slot of the context among those of its address.", slot.into());
         }
         self.push_reactions(&mut metrics);
         metrics.push_program(&self.program_counters);
@@ -67,7 +63,7 @@ impl Software {
         slowed.retain(|(_, state)| state.rate < state.highest);
         let counts = [("line", all - slowed.len()), ("slowed", slowed.len())];
         let counts = counts.map(|(rate, count)| (rate, count as u64));
-        metrics.push_gauges("rp_qps", "Queue pairs that obey CNPs, by their rate.", "rate", counts);
+        metrics.push_gauges("rp_qps", "Queue pairs with congestion control, by their rate.", "rate", counts);
         slowed.sort_unstable_by_key(|(_, state)| state.rate);
         slowed.truncate(SHOWN);
         type Value = fn(&ReactionState) -> u64;
@@ -75,10 +71,10 @@ impl Software {
             ("rp_rate", "Current rate in bit/s, of the slowest queue pairs.", |state| state.rate),
             ("rp_target_rate", "Rate in bit/s that a queue pair recovers to.", |state| state.target),
             ("rp_alpha", "Estimate of the congestion, in 1/1024.", |state| (state.alpha * 1024.0) as u64),
-            ("rp_timer_stage", "Ends of the rate timer since the last cut.", |state| {
+            ("rp_timer_stage", "Expirations of the rate timer since the last cut.", |state| {
                 state.timer_stage.into()
             }),
-            ("rp_byte_stage", "Ends of the byte counter since the last cut.", |state| {
+            ("rp_byte_stage", "Expirations of the byte counter since the last cut.", |state| {
                 state.byte_stage.into()
             }),
         ];

@@ -46,7 +46,8 @@ impl Software {
         let control = config.congestion.unwrap_or(self.congestion);
         let CongestionControl::Dcqcn(parameters) = control else { return Ok(None) };
         let Some(line_rate) = self.line_rate.or_else(|| self.driver.line_rate()) else {
-            let expected = "bit/s, by Config::line_rate: the driver does not tell it, and congestion control starts there";
+            let expected = "bit/s, by Config::line_rate: the driver does not report it, and congestion control starts \
+                at it";
             return Err(Error::invalid("line_rate", "unknown", expected));
         };
         // Frames of a socket have an Ethernet header on the wire.

@@ -68,7 +68,7 @@ impl Directory {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = fs::openat(&self.fd, name, flags, Mode::empty())?;
         if FileType::from_raw_mode(fs::fstat(&entry)?.st_mode) != FileType::Socket {
-            return Err(io::Error::other("is no socket"));
+            return Err(io::Error::other("is not a socket"));
         }
         // This is the entry that was checked, even if the name was replaced meanwhile; and the path is never too long.
         let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", entry.as_raw_fd()))?;
@@ -78,7 +78,7 @@ impl Directory {
         let _ = refuse_descriptors(&socket);
         net::connect(&socket, &address).map_err(|error| match io::Error::from(error) {
             error if error.kind() == ErrorKind::NotFound => {
-                io::Error::other("can't be reached, for there is no /proc")
+                io::Error::other("can't be reached, because there is no /proc")
             }
             error => error,
         })?;

@@ -175,7 +175,7 @@ impl Exported {
         for entry in entries {
             let entry = entry?;
             if Instant::now() > deadline {
-                return Err(io::Error::other(format!("is not read through within {LONGEST_SEARCH:?}")));
+                return Err(io::Error::other(format!("can't be searched within {LONGEST_SEARCH:?}")));
             }
             if self.users.len() == MAX_USERS {
                 return Err(io::Error::other(format!("has more than {MAX_USERS} users")));

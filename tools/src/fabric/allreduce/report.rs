@@ -77,7 +77,10 @@ impl Case {
         write_columns(text, &rows);
         if sizes.iter().flat_map(|size| &size.cells).any(|cell| matches!(cell.simulated, Simulated::Above(_)))
         {
-            text.push_str("> not simulated: what comes over the link of a rank takes longer than another algorithm did\n");
+            text.push_str(
+                "> not simulated: the bytes over the link of a rank alone take longer than another \
+                algorithm did\n",
+            );
         }
         let needed = sizes.iter().flat_map(|size| &size.cells).filter_map(|cell| match cell.simulated {
             Simulated::TooMuch(bytes) => Some(bytes),
@@ -86,7 +89,7 @@ impl Case {
         if let Some(needed) = needed.max() {
             let _ = writeln!(
                 text,
-                "* not simulated: the ranks would need {} MB for messages of others; a lower --chunk takes less",
+                "* not simulated: the ranks would need {} MB for messages of other ranks; a smaller --chunk needs less",
                 needed / 1_000_000
             );
         }
@@ -96,7 +99,7 @@ impl Case {
             Some(least) => {
                 let _ = writeln!(
                     text,
-                    "elements  checked below {0}; not checked from {0} on: all ranks work on one buffer there",
+                    "elements  checked below {0}; not checked from {0} on, where all ranks share one buffer",
                     Bytes(least)
                 );
             }

@@ -156,7 +156,7 @@ impl AllreduceSection {
             return Err(Wrong::new("control.repeat", "selective", right));
         }
         if time.warm_up > Time::default() {
-            let right = "left out: each size of an allreduce has a round before those that count";
+            let right = "left out: each size of an allreduce begins with a round that is not measured";
             return Err(Wrong::new("time.warm-up", time.warm_up, right));
         }
         Ok(())
@@ -260,7 +260,7 @@ impl FromStr for ByteList {
             let range = [first.parse::<Bytes>()?, last.parse::<Bytes>()?];
             match range {
                 [Bytes(0), _] => Err(format!("'{part}': must be at least 1 byte")),
-                [first, last] if first > last => Err(format!("'{part}': must be the lesser one first")),
+                [first, last] if first > last => Err(format!("'{part}': must have the smaller size first")),
                 range => Ok(range),
             }
         };

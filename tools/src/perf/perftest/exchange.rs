@@ -60,16 +60,16 @@ impl PerftestExchange {
 impl Beside for PerftestExchange {
     const HEARTBEATS: bool = false;
     const ADVICE: &'static str =
-        "; what perftest says there may tell why, and both ends want the same -s, -n, -q, -a, -b and -c";
+        "; see the output of perftest; both ends need the same -s, -n, -q, -a, -b and -c";
     const UNANSWERED: &'static str =
-        "; perftest drops what comes if it was started with another -c there (RC, UC or UD)";
+        "; perftest drops all packets if it was started with another -c (RC, UC or UD)";
 
     fn receive(&mut self) -> Result<(bool, bool), Failure> {
         let incoming = &mut self.incoming;
         self.link.receive(|bytes| {
             if incoming.len() + bytes.len() > MAX_WAITING {
                 return Err(Failure::run(format!(
-                    "the other end sent over {MAX_WAITING} bytes unasked: it is no perftest"
+                    "the other end sent more than {MAX_WAITING} bytes that were not expected: it is not perftest"
                 )));
             }
             incoming.extend_from_slice(bytes);
@@ -94,9 +94,9 @@ impl Beside for PerftestExchange {
             return None;
         }
         let what = if self.is_over(quiet) {
-            "perftest has ended its part, and not all that it was to send has come".to_owned()
+            "perftest has ended, and not all of its messages have arrived".to_owned()
         } else if quiet > LONGEST_SILENCE {
-            format!("perftest has sent no packet and said no word for {} s", LONGEST_SILENCE.as_secs())
+            format!("perftest has sent no packet and no message over TCP for {} s", LONGEST_SILENCE.as_secs())
         } else {
             return None;
         };
@@ -167,7 +167,7 @@ impl Session<PerftestExchange> {
             let have = incoming.len();
             if have > 0 && !self.control.is_open() {
                 return Err(Failure::run(format!(
-                    "the other end closed the connection in the middle of a word, after {have} bytes of it"
+                    "the other end closed the connection in the middle of a message, after {have} bytes of it"
                 )));
             }
             if have > 0 {
@@ -175,7 +175,7 @@ impl Session<PerftestExchange> {
             }
             if let Some((_, patience)) = late.filter(|(deadline, _)| Instant::now() > *deadline) {
                 return Err(Failure::run(format!(
-                    "perftest has said {have} bytes of its next word within {} s",
+                    "perftest has sent {have} bytes of its next message within {} s",
                     patience.as_secs()
                 )));
             }

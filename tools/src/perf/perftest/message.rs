@@ -67,11 +67,7 @@ impl Version {
             format!("'{}' in place of perftest's version, as 6.06 and zeros", message.escape_ascii())
         })?;
         if version < Version::OLDEST || version > Version::NEWEST {
-            return Err(format!(
-                "perftest {version}: {} to {} are known here",
-                Version::OLDEST,
-                Version::NEWEST
-            ));
+            return Err(format!("perftest {version}: must be {} to {}", Version::OLDEST, Version::NEWEST));
         }
         Ok(version)
     }
@@ -123,7 +119,7 @@ impl SystemData {
         let limits = [("page", cycle_buffer, most.cycle_buffer), ("cache line", cache_line, most.cache_line)];
         for (what, bytes, most) in limits {
             if bytes == 0 || bytes > most {
-                return Err(format!("perftest's {what} of {bytes} bytes: 1 to {most}"));
+                return Err(format!("perftest's {what} of {bytes} bytes: must be 1 to {most}"));
             }
         }
         Ok(SystemData { cycle_buffer, cache_line })
@@ -212,12 +208,11 @@ impl PerftestDestination {
         // The messages of other configurations are shorter or longer, so one end would wait, or bytes would be left
         // over.
         if start[PerftestDestination::WITHOUT_GID - 1] == 0 {
-            return Err("perftest has no GID; give it one there with -x INDEX".into());
+            return Err("perftest has no GID; start it with -x INDEX".into());
         }
         if start[PerftestDestination::GID..].iter().all(u8::is_ascii_hexdigit) {
             return Err(
-                "perftest validates data there (--data_validation), which only perftest can answer; \
-                        leave that away"
+                "perftest was started with --data_validation, which only perftest supports; start it without"
                     .into(),
             );
         }

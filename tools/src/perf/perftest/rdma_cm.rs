@@ -40,7 +40,7 @@ impl Ear {
             // On an RNIC, such clients are not recognized without librdmacm, or if the kernel has given the port to
             // another program. Then the kernel rejects them.
             Err(Error::Driver(error)) if !end.counts_packets() => {
-                debug!("clients that come by rdma_cm are not heard: {error}");
+                debug!("clients that connect by rdma_cm are not detected: {error}");
                 Vec::new()
             }
             listening => listening?,
@@ -69,8 +69,8 @@ impl Ear {
         }
         self.named.push(client);
         warn!(
-            "the client at {client} connects by the connection manager (-R or -z in perftest), which is not spoken \
-             here: leave that away there; still waiting for one"
+            "the client at {client} connects by the connection manager (-R or -z in perftest), which is not supported \
+             here: start it without; still waiting for a client"
         );
     }
 
@@ -87,7 +87,7 @@ pub(in crate::perf) fn explain(end: &mut Endpoint, host: &str, port: u16, failur
     match listens(end, to) {
         Ok(true) => Failure::run(format!(
             "the server at {to} listens by the connection manager: it was started with -R or -z, which is not \
-             spoken here; leave that away there"
+             supported here; start it without"
         )),
         Err(Failure::Interrupted) => Failure::Interrupted,
         Ok(false) | Err(_) => failure,

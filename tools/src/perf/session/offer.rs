@@ -42,7 +42,7 @@ impl Session {
     ) -> Result<(), Failure> {
         if offer.qps.len() != self.lanes.len() {
             let (theirs, ours) = (offer.qps.len(), self.lanes.len());
-            return Err(Failure::run(format!("the other end offers {theirs} queue pairs for {ours}")));
+            return Err(Failure::run(format!("the other end offers {theirs} queue pairs: must be {ours}")));
         }
         let mut path = self.path(self.end.address(Gid(offer.gid.octets()), gid_index), mtu);
         path.selective_repeat &= offer.selective_repeat;

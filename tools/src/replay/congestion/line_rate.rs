@@ -104,12 +104,12 @@ impl fmt::Display for LineRate {
             Origin::Given => f.write_str("given"),
             Origin::Estimated { host, seen } => write!(
                 f,
-                "estimated: the rate of Ethernet next above the {} Gb/s that {host} sent at most, over 1 ms or all of the \
-                 capture; --line-rate tells",
+                "estimated: the next Ethernet rate above {} Gb/s, the highest rate of {host}, over 1 ms or all of the \
+                 capture; --line-rate sets it",
                 gigabits(Some(*seen))
             ),
             Origin::Assumed => {
-                f.write_str("assumed: there is too little to estimate it by; --line-rate tells")
+                f.write_str("assumed: there are too few packets to estimate it; --line-rate sets it")
             }
         }
     }

@@ -357,7 +357,7 @@ impl Hardware {
             && cm.events.check_room(config.channel).is_ok();
         if !is_here || !has_room {
             if let Err(error) = card.reject(&[]) {
-                tracing::debug!("a request that there is no room for: {error}");
+                tracing::debug!("rejecting a request: {error}");
             }
             return;
         }
