@@ -4,7 +4,7 @@ use ferroce_wire::ParseError;
 
 use crate::verbs::Event;
 
-/// The source of a counter's name: other software that counts the same, so that readers know it.
+/// The origin of a counter's name: the other software that has a counter of this name and meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
@@ -48,13 +48,13 @@ macro_rules! counters {
 counters! {
     /// Packets sent.
     SentPkts: "sent_pkts", Rxe;
-    /// Packets received that parsed, ICRC included.
+    /// Packets received whose format and ICRC are correct.
     RcvdPkts: "rcvd_pkts", Rxe;
     /// SENDs completed.
     RdmaSends: "rdma_sends", Rxe;
     /// SENDs received.
     RdmaRecvs: "rdma_recvs", Rxe;
-    /// WRITEs received, each when it starts.
+    /// WRITEs received, counted at their first packet.
     RxWriteRequests: "rx_write_requests", Mlx5;
     /// READs received.
     RxReadRequests: "rx_read_requests", Mlx5;
@@ -68,13 +68,13 @@ counters! {
     NpEcnMarkedRocePackets: "np_ecn_marked_roce_packets", Mlx5;
     /// Congestion notification packets sent.
     NpCnpSent: "np_cnp_sent", Mlx5;
-    /// Congestion notification packets that a queue pair has obeyed.
+    /// Congestion notification packets that the congestion control of a queue pair handled.
     RpCnpHandled: "rp_cnp_handled", Mlx5;
-    /// Packets whose IPv4 ID was found out and is a likely one: ICRC checked to 25 bits.
+    /// Packets whose IPv4 ID was computed from the ICRC, with a likely result: 25 bits of the ICRC checked.
     RxIdentificationLikely: "rx_icrc_identification_likely", Ferroce;
-    /// Packets whose IPv4 ID was found out, any one: ICRC checked to 16 bits, not 32.
+    /// Packets whose IPv4 ID was computed from the ICRC, with any result: 16 bits of the ICRC checked.
     RxIdentificationSolved: "rx_icrc_identification_solved", Ferroce;
-    /// Request packets that were sent again.
+    /// Request packets retransmitted.
     RetransmittedPkts: "retransmitted_pkts", Ferroce;
     /// Requests with a PSN that was executed before.
     DuplicateRequest: "duplicate_request", Mlx5;
@@ -82,11 +82,11 @@ counters! {
     OutOfSequence: "out_of_sequence", Mlx5;
     /// Sequence error NAKs received, one for each gap.
     PacketSeqErr: "packet_seq_err", Mlx5;
-    /// Losses that a later response gave away, one for each gap.
+    /// Lost responses detected by a later response, one for each gap.
     ImpliedNakSeqErr: "implied_nak_seq_err", Mlx5;
-    /// ACK timers that ran out.
+    /// ACK timeouts.
     LocalAckTimeoutErr: "local_ack_timeout_err", Mlx5;
-    /// Selective acknowledges received.
+    /// Selective acknowledgements received.
     RcvdSelectiveAck: "rcvd_selective_ack", Ferroce;
     /// RNR NAKs received.
     RnrNakRetryErr: "rnr_nak_retry_err", Mlx5;
@@ -98,11 +98,11 @@ counters! {
     ReqTransportRetriesExceeded: "req_transport_retries_exceeded", Mlx5;
     /// Work requests that ran out of RNR retries.
     ReqRnrRetriesExceeded: "req_rnr_retries_exceeded", Mlx5;
-    /// Responses that answer nothing outstanding.
+    /// Responses to no outstanding request.
     StaleResponse: "stale_response", Ferroce;
-    /// UD messages that are not sent, for they are longer than a packet.
+    /// UD messages not sent: longer than the path MTU.
     TxTooLong: "tx_too_long", Ferroce;
-    /// NAK and reserved syndromes that are ignored.
+    /// Responses ignored: a reserved syndrome, or a NAK code that RC does not have.
     IgnoredSyndrome: "ignored_syndrome", Ferroce;
     /// Requests refused with NAK invalid request.
     RespInvalidRequest: "resp_remote_invalid_request", Ferroce;
@@ -110,7 +110,7 @@ counters! {
     RespRemoteAccessErrors: "resp_remote_access_errors", Mlx5;
     /// Requests refused with NAK remote operational error.
     RespRemoteOperationalErrors: "resp_remote_operation_errors", Ferroce;
-    /// Messages received that are longer than their receive.
+    /// Messages received that are longer than their receive WR.
     RespLocalLengthError: "resp_local_length_error", Mlx5;
     /// Receives completed in error, flushed ones included.
     RespCqeError: "resp_cqe_error", Mlx5;
@@ -118,35 +118,35 @@ counters! {
     RespCqeFlushError: "resp_cqe_flush_error", Mlx5;
     /// Work requests that a peer refused as invalid.
     ReqRemoteInvalidRequest: "req_remote_invalid_request", Mlx5;
-    /// Work requests that a peer refused because of its memory.
+    /// Work requests refused by a peer with a remote access error.
     ReqRemoteAccessErrors: "req_remote_access_errors", Mlx5;
-    /// Work requests that a peer could not carry out.
+    /// Work requests failed by a peer with a remote operational error.
     ReqRemoteOperationalErrors: "req_remote_operation_errors", Ferroce;
     /// Sends completed in error, flushed ones included.
     ReqCqeError: "req_cqe_error", Mlx5;
     /// Sends flushed.
     ReqCqeFlushError: "req_cqe_flush_error", Mlx5;
-    /// Copies from memory of devices.
+    /// Copies from GPU memory.
     DeviceGathers: "device_gathers", Ferroce;
-    /// Copies to memory of devices.
+    /// Copies to GPU memory.
     DeviceScatters: "device_scatters", Ferroce;
-    /// Bytes copied from and to memory of devices.
+    /// Bytes copied from and to GPU memory.
     DeviceBytes: "device_bytes", Ferroce;
-    /// Copies from and to memory of devices that have failed.
+    /// Failed copies from and to GPU memory.
     DeviceErrors: "device_errors", Ferroce;
     /// Messages of the connection manager sent.
     CmTxMsgs: "cm_tx_msgs", Ferroce;
-    /// Messages of the connection manager sent again, for nobody answered in time.
+    /// Messages of the connection manager retransmitted after a timeout.
     CmTxRetries: "cm_tx_retries", Ferroce;
     /// Requests for connections or services that were refused.
     CmTxRejects: "cm_tx_rejects", Ferroce;
-    /// Messages of the connection manager not sent, for too many wait for the port.
+    /// Messages of the connection manager not sent: too many were waiting for the port.
     CmTxDropped: "cm_tx_dropped", Ferroce;
     /// Messages of the connection manager received.
     CmRxMsgs: "cm_rx_msgs", Ferroce;
-    /// Messages of the connection manager received again.
+    /// Duplicate messages of the connection manager received.
     CmRxDuplicates: "cm_rx_duplicates", Ferroce;
-    /// Completions that found their CQ full.
+    /// Completions that did not fit into their CQ.
     CqOverflow: "cq_overflow", Ferroce;
     /// Completion events raised.
     EventCompletion: "event_completion", Verbs;
@@ -160,11 +160,11 @@ counters! {
     EventQpReqErr: "event_qp_req_err", Verbs;
     /// Access violations of peers raised as events.
     EventQpAccessErr: "event_qp_access_err", Verbs;
-    /// First packets before RTS raised as events.
+    /// First packets received in RTR, raised as events.
     EventCommEst: "event_comm_est", Verbs;
     /// Drained send queues raised as events.
     EventSqDrained: "event_sq_drained", Verbs;
-    /// Failed queue pairs that take nothing more from their SRQ, raised as events.
+    /// Failed queue pairs that use no more receives of their SRQ, raised as events.
     EventQpLastWqeReached: "event_qp_last_wqe_reached", Verbs;
     /// SRQs below their limit, raised as events.
     EventSrqLimitReached: "event_srq_limit_reached", Verbs;
@@ -184,7 +184,7 @@ counters! {
     RxIpErrors: "rx_ip_errors", Ferroce, dropped;
     /// Dropped: an opcode that does not exist.
     RxUnknownOpcode: "rx_unknown_opcode", Ferroce, dropped;
-    /// Dropped: transport header version.
+    /// Dropped: unknown transport header version.
     RxTransportVersion: "rx_transport_version", Ferroce, dropped;
     /// Dropped: RoCE v1 while it is off.
     RxRoceV1Off: "rx_roce_v1_off", Ferroce, dropped;
@@ -192,31 +192,31 @@ counters! {
     RxUnknownQp: "rx_unknown_qp", Ferroce, dropped;
     /// Dropped: the opcode is of another service than the queue pair.
     RxWrongService: "rx_wrong_service", Ferroce, dropped;
-    /// Dropped: the queue pair's state takes no such packet.
+    /// Dropped: not allowed in the state of the queue pair.
     RxWrongState: "rx_wrong_state", Ferroce, dropped;
     /// Dropped: not from the queue pair's peer, or not to its address.
     RxWrongAddress: "rx_wrong_address", Ferroce, dropped;
-    /// Dropped: partition key.
+    /// Dropped: another P_Key.
     RxPkeyMismatch: "rx_pkey_mismatch", Ferroce, dropped;
-    /// Dropped: duplicate READs and atomics that are not remembered.
+    /// Dropped: duplicate READs and atomics that can't be answered any more.
     RxForgottenDuplicate: "rx_forgotten_duplicate", Ferroce, dropped;
-    /// Dropped: requests before their turn that are not held, for there is no room.
+    /// Dropped: requests out of order, and the reorder buffer was full.
     RxReorderFull: "rx_reorder_full", Ferroce, dropped;
-    /// Dropped: packets for memory of a device that found no room in the staging.
+    /// Dropped: packets to GPU memory, and no staging chunk was free.
     RxStagingFull: "rx_staging_full", Ferroce, dropped;
-    /// Dropped: packets of UC messages that are not whole.
+    /// Dropped: packets of incomplete UC messages.
     RxIncomplete: "rx_incomplete", Ferroce, dropped;
     /// Dropped: UC and UD packets that are malformed or not allowed.
     RxInvalidRequest: "rx_invalid_request", Ferroce, dropped;
-    /// Dropped: requests for memory out of reach (UC; RC as configured).
+    /// Dropped: requests with an access error (UC; RC with drop_access_errors).
     RxAccessErrors: "rx_access_errors", Ferroce, dropped;
     /// Dropped: UD packets with another Q_Key.
     RxQkeyMismatch: "rx_qkey_mismatch", Ferroce, dropped;
-    /// Dropped: for QP1, and no message of the connection manager.
+    /// Dropped: packets to QP 1 that are no message of the connection manager.
     RxMadErrors: "rx_mad_errors", Ferroce, dropped;
-    /// Dropped: requests of the connection manager while too many wait for their answer.
+    /// Dropped: requests of the connection manager: too many are pending.
     CmRxNoRoom: "cm_rx_no_room", Ferroce, dropped;
-    /// Dropped: message of the connection manager for no exchange, or another peer's.
+    /// Dropped: messages of the connection manager of no known connection, or of another peer.
     CmRxUnknown: "cm_rx_unknown", Ferroce, dropped;
     /// Dropped: UD messages longer than the receive.
     RxTooLong: "rx_too_long", Ferroce, dropped;
