@@ -9,7 +9,9 @@
 //! [`Step::Combine`]. Long data that is only moved is written to its destination by the sender ([`Step::Land`]).
 //!
 //! Each algorithm has a file of its own. It lists steps in the order of a sequential program; [`Builder`]
-//! (`schedule/builder.rs`) derives the necessary order from the elements that the steps read and write.
+//! (`schedule/builder.rs`) derives the necessary order from the elements that the steps read and write. `plan.rs` has the names of
+//! the algorithms and the operations of each, and calls them. `tests.rs` executes every such pair on the ranks of
+//! `simulation.rs`, `collectives/tests/products.rs` with real ranks.
 
 mod builder;
 mod direct;

@@ -118,7 +118,7 @@ impl<F: FnMut(&[u8]) -> bool> FrameSink for FilteredSink<'_, F> {
 }
 
 /// A source in front of another one, which gets every call. `pass` sees each frame to send, and returns whether to send it;
-/// a rejected frame is replaced by the next one.
+/// a rejected frame is replaced by the next one. Frames for shared memory are written in one piece, so their payload is copied once more.
 pub struct FilteredSource<'a, F> {
     source: &'a mut dyn FrameSource,
     pass: F,

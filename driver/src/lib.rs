@@ -41,7 +41,8 @@
 //! Besides the drivers: [`memory`], which is registered with a context; [`rnic`], which finds RoCE cards and is no driver;
 //! [`gpu`], whose memory may be registered too, and [`reduction`]; [`topology`], the distances of both from the CPUs;
 //! [`netlink`], [`credentials`], [`echo`] and [`holder`], which query the kernel, and a peer's. [`shared`] (a ring between two
-//! processes), [`cycles`] and [`machine`] are for benchmarks, [`heap`] for large simulations.
+//! processes), [`cycles`] and [`machine`] are for benchmarks, [`heap`] for large simulations. Where the IP packet of a frame is, and
+//! its DSCP: `sim/ip.rs`.
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;

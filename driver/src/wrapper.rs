@@ -21,6 +21,9 @@ macro_rules! forwarded {
         /// `impl ferroce_driver::Wrapper for` without importing the name, and in it call the methods of
         /// [`inner_mut`](Wrapper::inner_mut), or of `*self.port`.
         ///
+        /// A context owns its driver: what a wrapper is asked for later is in a handle that was taken before, as
+        /// [`pcap::Recorder::recording`](crate::pcap::Recorder::recording).
+        ///
         /// To examine or drop frames, it passes [`FilteredSink`](crate::FilteredSink) and
         /// [`FilteredSource`](crate::FilteredSource) to the inner driver.
         ///

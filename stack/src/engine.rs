@@ -26,7 +26,7 @@
 //! - `crc.rs`: the driver's CRC-32 for `wire`
 //! - `pkey.rs`: packets of other partitions
 //! - `mismatch.rs`: packets of a peer with a different configuration
-//! - `shared.rs`: what queue pairs share, and access while they handle a packet
+//! - `shared.rs`: what queue pairs share; every completion, event and counter passes through it
 //! - `scheduler.rs`: when a queue pair is checked again: the active list, the next poll, times, tickets
 //! - `key_table.rs`, `timer.rs`, `slab.rs`: numbers on the wire, the timing wheel, objects by handle
 

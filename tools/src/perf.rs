@@ -1,6 +1,7 @@
 //! `ferroce perf`: bandwidth and latency of each operation, in the manner of perftest.
 //!
-//! - `plan.rs`: the parameters of a measurement; both ends agree on them before the first packet
+//! - `plan.rs`: the parameters of a measurement; both ends agree on them before the first packet. A new one has `#[serde(default)]`,
+//!   for ends of other versions
 //! - `client.rs`, `server.rs`: the two ends
 //! - `session.rs`, `session/`: queue pairs, memory and the poll loop, for both ends and both protocols
 //! - `control.rs`, `message.rs`: ferroce's own control protocol
