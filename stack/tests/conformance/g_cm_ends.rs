@@ -1,17 +1,67 @@
-//! The connection manager: the end of exchanges, and the listener of a request.
+//! The connection manager: how exchanges end, which listener a request is for, and that a connection keeps its path.
 
 use std::time::Duration;
 
-use ferroce::wire::Opcode;
-use ferroce::wire::cm::{CmBody, CmMessage, Dreq, Rej, RejectReason, Req, SERVICE_ID_TCP, Stage};
+use ferroce::wire::cm::{Apr, CmBody, CmMessage, Drep, Dreq, Rej, RejectReason, Req, SERVICE_ID_TCP, Stage};
+use ferroce::wire::{MAD_LEN, Opcode};
 use ferroce::{
     CmEvent, ConnectionParameters, Counter, Gid, ListenConfig, PathMtu, PortSpace, Psn, QpState, Qpn,
     WcStatus,
 };
 
 use crate::g_exchange::*;
-use crate::packet::packet;
+use crate::packet::{Script, ack, packet};
 use crate::peer::{PEER_QPN, Peer};
+
+#[test]
+fn case_140_an_alternate_path_is_not_loaded() {
+    let (mut peer, id, rep) = accepted();
+    let (ours, qpn) = (rep.local_comm_id(), peer.qpn);
+    let before = peer.query();
+    // Nothing is kept of a LAP: one that is repeated is answered again.
+    for _ in 0..2 {
+        peer.inject(lap(PEER_ID, ours, qpn));
+        let (transaction, apr) = take!(&mut peer, Apr);
+        assert_eq!((transaction, apr.local_comm_id(), apr.remote_comm_id()), (TRANSACTION, ours, PEER_ID));
+        assert_eq!(apr.status(), 2, "alternate paths are not supported");
+    }
+    // Of another exchange, or of none. This end sends no LAP, so an APR answers nothing.
+    let loaded = mad(CmBody::Apr(&Apr::new(PEER_ID, ours, 0)));
+    for message in [lap(PEER_ID ^ 1, ours, qpn), lap(PEER_ID, ours ^ 1, qpn), loaded] {
+        peer.expect_refused(message, Counter::CmRxUnknown);
+    }
+    // The right ids, from another address.
+    let home = peer.address;
+    peer.address.source = Gid::from("192.0.2.77".parse::<std::net::IpAddr>().unwrap());
+    peer.expect_refused(lap(PEER_ID, ours, qpn), Counter::CmRxUnknown);
+    peer.address = home;
+    // The connection is as it was, and goes on.
+    expect_no_cm_event(&mut peer);
+    assert_eq!(peer.query(), before);
+    peer.post_send(1, b"on the same path");
+    peer.expect(Opcode::RC_SEND_ONLY, PEER_RQ);
+    peer.inject(ack(PEER_RQ, 1));
+    peer.expect_wc(1, WcStatus::Success);
+    peer.context.disconnect(id).unwrap();
+    peer.poll();
+    take!(&mut peer, Dreq);
+}
+
+/// The peer's LAP, byte by byte as in docs/protocol.md §2. It begins with both ids, as a DREP does. The alternate path
+/// is one that could be loaded: from the peer's second address to the engine.
+fn lap(theirs: u32, ours: u32, qpn: Qpn) -> Script {
+    const BODY: usize = 24;
+    const PATH: usize = BODY + 20;
+    let mut bytes = [0; MAD_LEN];
+    CmMessage { transaction_id: TRANSACTION, body: CmBody::Drep(&Drep::new(theirs, ours)) }.emit(&mut bytes);
+    bytes[16..18].copy_from_slice(&0x19_u16.to_be_bytes());
+    bytes[BODY + 12..BODY + 15].copy_from_slice(&qpn.value().to_be_bytes()[1..]);
+    bytes[BODY + 15] = 20 << 3;
+    for (at, address) in [(PATH + 4, [192, 0, 2, 7]), (PATH + 20, [192, 0, 2, 2])] {
+        bytes[at..at + 16].copy_from_slice(&Gid::from_ipv4(address.into()).0);
+    }
+    to_gsi(&bytes)
+}
 
 /// The ACK timeout of a REQ may be anything up to 2.4 hours.
 #[test]
