@@ -341,7 +341,7 @@ fn recordings_of_running_ranks_are_written_from_outside() {
     let table = text(&ferroce(["flight", path]).stdout);
     for (early, late) in first.iter().zip(&second) {
         let due = format!(
-            "'{}' is not shown: '{}' is of the same process, and later",
+            "'{}' is not shown: '{}' is a later recording of the same process",
             early.display(),
             late.display()
         );
