@@ -437,7 +437,7 @@ fn what_is_no_recording_is_refused_by_name() {
     }
     for (arguments, code, due) in [
         (vec!["flight".to_owned(), shown(&pipe)], 1, "pipe': must be a regular file, not a pipe or device"),
-        (vec!["flight".to_owned(), shown(&piped)], 1, "ferroce-flight.host.1.0': must be a file"),
+        (vec!["flight".to_owned(), shown(&piped)], 1, "ferroce-flight.host.1.0': must be a regular file"),
         (
             vec!["flight".to_owned(), shown(&nonsense)],
             1,

@@ -91,7 +91,7 @@ fn a_choice_that_is_not_simulated_is_marked() {
     assert!(verdict.contains("unknown"), "{verdict}");
     let model = outcome.stdout.lines().find(|line| line.starts_with("measured ")).unwrap();
     assert!(model.ends_with("reductions free"), "{model}");
-    assert!(outcome.stderr.contains("8 ranks take "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("8 ranks need "), "{}", outcome.stderr);
     // The same as in the JSON.
     for size in sizes {
         for cell in size["algorithms"].as_array().unwrap() {
