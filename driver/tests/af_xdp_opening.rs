@@ -156,7 +156,10 @@ fn too_little_locked_memory_is_named_with_the_remedy() {
         error.contains("on 'veth0' needs more locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK"),
         "{error}"
     );
-    assert!(error.contains("18432 KiB are needed in addition to the memory that this user has already locked"), "{error}");
+    assert!(
+        error.contains("18432 KiB are needed in addition to the memory that this user has already locked"),
+        "{error}"
+    );
 }
 
 // ---------------------------------------------------------------- helpers
