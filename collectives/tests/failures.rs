@@ -464,7 +464,10 @@ fn invalid_operations_are_refused_and_harmless() {
             (Operation::all_to_all(buffer, buffer, 1, DataType::I32), "can't be in place"),
             (Operation::all_gather_v(buffer, buffer, &[1], DataType::U8), "2, one for each rank"),
             (Operation::all_gather(buffer.at(1), buffer, 4, DataType::U8), "no overlap, or in place"),
-            (Operation::all_reduce(buffer, buffer, usize::MAX, DataType::I32, ReduceOp::Sum), "fewer than"),
+            (
+                Operation::all_reduce(buffer, buffer, usize::MAX, DataType::I32, ReduceOp::Sum),
+                "less than 2^63 bytes",
+            ),
             (Operation::all_reduce(buffer.at(11), buffer, 0, DataType::I32, ReduceOp::Sum), "10 bytes"),
             (
                 Operation::all_reduce(buffer, buffer, 1, DataType::I32, Reduction::PreMulSum(0.5)),

@@ -301,12 +301,12 @@ mod tests {
         let file = File::open("/proc/self/status").unwrap();
         for (bad, due) in [
             (Ticket { namespace: 1, ..ticket }, "another PID namespace"),
-            (Ticket { nonce: 0, ..ticket }, "is not the one that was told"),
+            (Ticket { nonce: 0, ..ticket }, "is not the announced one"),
             (Ticket { length: 99, ..ticket }, "bytes"),
-            (Ticket { length: u64::MAX, ..ticket }, "is not the one that was told"),
+            (Ticket { length: u64::MAX, ..ticket }, "is not the announced one"),
             (Ticket { fd: 9999, ..ticket }, "/fd/9999"),
             (Ticket { pid: u32::MAX, ..ticket }, "/proc/4294967295/fd/"),
-            (Ticket { fd: file.as_raw_fd() as u32, ..ticket }, "is not the one that was told"),
+            (Ticket { fd: file.as_raw_fd() as u32, ..ticket }, "is not the announced one"),
         ] {
             let error = Segment::open(&bad).unwrap_err().to_string();
             assert!(error.contains(due), "{error}");

@@ -65,7 +65,7 @@ fn frames_are_on_huge_pages_if_enough_are_free() {
     let Some(_reserved) = Reserved::new() else { return };
     let description = &ordinary.capabilities().description;
     assert!(
-        description.ends_with(" on ordinary pages (9 huge ones needed, 0 free: vm.nr_hugepages)"),
+        description.ends_with(" on ordinary pages (9 huge pages needed, 0 free: vm.nr_hugepages)"),
         "{description}"
     );
     drop(ordinary);

@@ -143,7 +143,7 @@ fn the_documented_capabilities_are_enough() {
     cross(&mut a, &mut b, 1082, 100);
     // Only checking other programs needs more.
     let error = pair.in_a(open).unwrap_err().to_string();
-    assert!(error.contains("on 'veth0' needs CAP_SYS_ADMIN: run as root, or take it off"), "{error}");
+    assert!(error.contains("on 'veth0' needs CAP_SYS_ADMIN: run as root, or detach it"), "{error}");
 }
 
 #[test]
@@ -156,7 +156,10 @@ fn too_little_locked_memory_is_named_with_the_remedy() {
         error.contains("on 'veth0' needs more locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK"),
         "{error}"
     );
-    assert!(error.contains("18432 KiB are needed on top of what this user has locked already"), "{error}");
+    assert!(
+        error.contains("18432 KiB are needed in addition to the memory that this user has already locked"),
+        "{error}"
+    );
 }
 
 // ---------------------------------------------------------------- helpers

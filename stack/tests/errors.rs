@@ -183,7 +183,10 @@ fn errors_of_completions() {
         "Recv 7 completed with LocLenErr: refused here: the message is longer than the receive",
     );
     completion.opcode = WcOpcode::RdmaRead;
-    says(completion.ok(), "RdmaRead 7 completed with LocLenErr: refused here: the answer is not as long");
+    says(
+        completion.ok(),
+        "RdmaRead 7 completed with LocLenErr: refused here: the response does not have the requested length",
+    );
     completion.status = success;
     assert_eq!(completion.ok().expect("it has succeeded"), completion);
 }

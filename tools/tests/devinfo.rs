@@ -58,7 +58,7 @@ fn rnics_are_listed_beside_interfaces() {
 
     // A driver's name selects that driver, and never an RNIC on the same interface; the stub's RNICs are on lo.
     let text = run(&["devinfo", "-d", "udp:lo"]);
-    assert!(text.contains("-d udp:lo takes udp: the name says so\n"), "{text}");
+    assert!(text.contains("-d udp:lo selects udp: the name says so\n"), "{text}");
     assert!(text.contains("  an RNIC is on this interface too, and is faster: -d ibverbs:stub0\n"), "{text}");
     let card: serde_json::Value =
         serde_json::from_str(&run(&["devinfo", "-d", "ibverbs:stub1", "--json"])).unwrap();
@@ -148,7 +148,7 @@ fn missing_rights_are_listed() {
         return;
     }
     let text = run("unshare --map-root-user --net");
-    assert!(text.contains("AF_XDP lacks rights outside of this user namespace"), "{text}");
+    assert!(text.contains("AF_XDP lacks capabilities outside this user namespace"), "{text}");
     assert!(!text.contains("setcap"), "{text}");
     assert!(text.contains("no network interface except lo; `-d loopback`"), "{text}");
 }

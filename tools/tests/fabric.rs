@@ -345,7 +345,7 @@ fn values_that_make_no_sense_are_refused() {
         ("fabric incast --compare colour=red", &["no option 'colour' to compare", "kmin"]),
         ("fabric incast --pcap host99=x.pcapng", &["no port 'host99'", "host0 to host16"]),
         ("fabric incast --pcap host0", &["switch0:3=port.pcapng"]),
-        ("fabric incast --pcap host0=x.pcapng --seeds 2", &["2 runs; it is for one"]),
+        ("fabric incast --pcap host0=x.pcapng --seeds 2", &["there are 2 runs; must be a single one"]),
         // Options without effect are rejected.
         (
             "fabric incast --load 0.5",

@@ -341,7 +341,7 @@ fn recordings_of_running_ranks_are_written_from_outside() {
     let table = text(&ferroce(["flight", path]).stdout);
     for (early, late) in first.iter().zip(&second) {
         let due = format!(
-            "'{}' is not shown: '{}' is of the same process, and later",
+            "'{}' is not shown: '{}' is a later recording of the same process",
             early.display(),
             late.display()
         );
@@ -437,7 +437,7 @@ fn what_is_no_recording_is_refused_by_name() {
     }
     for (arguments, code, due) in [
         (vec!["flight".to_owned(), shown(&pipe)], 1, "pipe': must be a regular file, not a pipe or device"),
-        (vec!["flight".to_owned(), shown(&piped)], 1, "ferroce-flight.host.1.0': must be a file"),
+        (vec!["flight".to_owned(), shown(&piped)], 1, "ferroce-flight.host.1.0': must be a regular file"),
         (
             vec!["flight".to_owned(), shown(&nonsense)],
             1,

@@ -291,7 +291,7 @@ fn a_peer_that_is_killed_ends_the_work_in_error() {
             // The cause precedes its consequences.
             let last = survivor.stderr.lines().last().unwrap();
             assert!(last.starts_with("ferroce perf: the other end is gone"), "{test}: {survivor:#?}");
-            assert!(!survivor.stderr.contains("0.0 s to end"), "{test}: {survivor:#?}");
+            assert!(!survivor.stderr.contains("0.0 s to complete"), "{test}: {survivor:#?}");
         }
         // Both ends can start again at once.
         let [server, client] = both(&pair, &format!("perf {test} -n 20 --check --json"));

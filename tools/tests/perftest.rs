@@ -214,7 +214,7 @@ fn wrong_words_are_named() {
     client.agree("6.06");
     client.stream.write_all(&DESTINATION[..77]).unwrap();
     drop(client);
-    fails(server.end(), &["in the middle of a word, after 77 bytes"]);
+    fails(server.end(), &["in the middle of a message, after 77 bytes"]);
 
     // A client with two queue pairs.
     let (server, mut client) = Client::of("write bw");
@@ -236,7 +236,7 @@ fn wrong_words_are_named() {
     client.agree("6.06");
     (0..3).for_each(|_| drop(client.swap(DESTINATION)));
     let _ = client.stream.write_all(&[b'0'; 5000]);
-    fails(server.end(), &["unasked"]);
+    fails(server.end(), &["not expected"]);
 }
 
 #[test]

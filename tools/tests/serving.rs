@@ -47,7 +47,7 @@ fn a_persistent_server_serves_one_after_another_until_a_signal() {
         server.signal(Signal::TERM);
         let outcome = server.end();
         assert_eq!(outcome.code, Some(0), "{command}: {outcome:#?}");
-        assert!(outcome.stderr.contains("has served 3 clients"), "{command}: {outcome:#?}");
+        assert!(outcome.stderr.contains("after 3 clients"), "{command}: {outcome:#?}");
     }
 }
 
@@ -126,7 +126,7 @@ fn a_signal_while_no_client_is_there_is_the_end_of_a_server() {
             server.signal(signal);
             let outcome = server.end();
             assert_eq!(outcome.code, Some(0), "{command}: {outcome:#?}");
-            assert!(outcome.stderr.contains("has served 0 clients"), "{command}: {outcome:#?}");
+            assert!(outcome.stderr.contains("after 0 clients"), "{command}: {outcome:#?}");
         }
     }
 }

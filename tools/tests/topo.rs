@@ -112,7 +112,10 @@ fn a_server_with_faults_as_json() {
 fn pictures() {
     for (server, parts) in [
         (DGX_H100, ["GPU 7", "enp220s0np0", "pci0000:d9"]),
-        (DGX_A100_FAULTY, ["tree 1", "placement that costs: 7", "600 Gb/s for the host in place of 1100"]),
+        (
+            DGX_A100_FAULTY,
+            ["tree 1", "placement that costs performance: 7", "600 Gb/s for the host in place of 1100"],
+        ),
         (VIRTUAL_MACHINE, ["eth0", "rate not reported", "NUMA node not reported"]),
     ] {
         let sysfs = Sysfs::of(server);

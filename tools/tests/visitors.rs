@@ -139,9 +139,9 @@ fn a_server_whose_client_never_stops_talking_is_interrupted() {
 fn numbers_of_a_server_that_can_not_be_are_refused() {
     let _alone = alone();
     for (verified, lost, sent, named) in [
-        (0, u64::MAX, 0, "counts 18446744073709551615 lost"),
+        (0, u64::MAX, 0, "reports 18446744073709551615 lost"),
         (u64::MAX, 0, 0, "compared 18446744073709551615 bytes of 0"),
-        (0, 0, 11, "sent [11]"),
+        (0, 0, 11, "reports [11]"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

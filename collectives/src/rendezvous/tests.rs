@@ -141,7 +141,7 @@ fn a_missing_rank_0_is_reported_with_its_address() {
     drop(listener);
     let message = rendezvous(bootstrap(1, 2, address), card(1)).err().unwrap().to_string();
     assert!(
-        message.contains("rank 1: nobody listens") && message.contains(&address.to_string()),
+        message.contains("rank 1: no process listens") && message.contains(&address.to_string()),
         "{message}"
     );
 }
@@ -169,7 +169,7 @@ fn invalid_connections_are_refused_and_harmless() {
         let _ = TcpStream::connect(address).unwrap().shutdown(Shutdown::Both);
 
         let told = answer(address, b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        assert!(told.contains("'GET ' is no start"), "{told}");
+        assert!(told.contains("'GET ' is not the start"), "{told}");
         let told = answer(address, Hello { version: U32::new(9), ..hello(1, 3) }.as_bytes()).unwrap();
         assert!(told.contains("version 9: must be 2"), "{told}");
         let told = answer(address, hello(1, 7).as_bytes()).unwrap();
@@ -193,7 +193,7 @@ fn invalid_connections_are_refused_and_harmless() {
         // A second claim of rank 1 before rank 1 has connected would be accepted.
         sleep(Duration::from_millis(300));
         let told = answer(address, hello(1, 3).as_bytes()).unwrap();
-        assert!(told.contains("rank 1 is here already"), "{told}");
+        assert!(told.contains("rank 1 has already joined"), "{told}");
         let second = rendezvous(bootstrap(2, 3, address).timeout(slow), card(2));
         for met in [root.join().unwrap(), first.join().unwrap(), second] {
             assert_eq!(met.unwrap(), [0, 1, 2].map(card));
@@ -266,7 +266,7 @@ fn a_rank_refuses_invalid_tables() {
     let endless = Reply::new(TABLE, u32::MAX as usize);
     let long_winded = Reply::new(REFUSAL, MAX_REFUSAL + 1);
     let garbage: [(&[u8], &str); 5] = [
-        (b"HTTP/1.1 400 Bad Request\r\n", "'HTTP' is no start"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "'HTTP' is not the start"),
         (newer.as_bytes(), "version 3"),
         (endless.as_bytes(), "kind 1 and 4294967295 bytes"),
         (long_winded.as_bytes(), "kind 2 and 513 bytes"),
@@ -395,7 +395,7 @@ fn a_rank_that_does_not_read_does_not_delay_others() {
         assert!(took < 6 * TIMEOUT, "{took:?}");
         let message = ended.unwrap_err().to_string();
         assert!(
-            message.contains("rank 1: it has taken") && message.contains("of the 33554432 bytes"),
+            message.contains("rank 1: it has accepted") && message.contains("of the 33554432 bytes"),
             "{message}"
         );
     });

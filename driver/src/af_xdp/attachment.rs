@@ -255,7 +255,7 @@ mod tests {
                     error,
                     format!(
                         "'veth0' already has the XDP program 'firewall' (id {id}), which is not ferroce's; \
-                         stop its owner, or take it off with `ip link set veth0 xdp off`"
+                         stop its owner, or detach it with `ip link set veth0 xdp off`"
                     )
                 );
                 assert_eq!(netlink.interface(VETH).unwrap().xdp.unwrap().program, id);

@@ -268,9 +268,9 @@ mod tests {
         assert_eq!(chosen(&meminfo(20, 2048), 36 * MIB), Ok((2 * MIB, 36 * MIB)));
         assert_eq!(chosen(&meminfo(20, 2048), 35 * MIB + 1), Ok((2 * MIB, 36 * MIB)));
         for (meminfo, len, why) in [
-            (meminfo(19, 2048), 36 * MIB, "18 huge ones needed, 17 free: vm.nr_hugepages"),
-            (meminfo(20, 1 << 20), 36 * MIB, "a huge one has 1024 MiB, far more than needed"),
-            (meminfo(20, 2048), MIB - 1, "a huge one has 2 MiB, far more than needed"),
+            (meminfo(19, 2048), 36 * MIB, "18 huge pages needed, 17 free: vm.nr_hugepages"),
+            (meminfo(20, 1 << 20), 36 * MIB, "a huge page has 1024 MiB, far more than needed"),
+            (meminfo(20, 2048), MIB - 1, "a huge page has 2 MiB, far more than needed"),
             ("MemTotal: 1 kB\n".to_owned(), MIB, "the kernel has no huge pages"),
             (String::new(), MIB, "the kernel has no huge pages"),
         ] {

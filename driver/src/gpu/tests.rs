@@ -89,7 +89,7 @@ pub(super) fn copies_are_there_when_they_have_ended(device: &dyn Device) {
         }
         assert!(submitted < 1000, "nobody asks what has ended, so it must be full");
     };
-    assert!(full.to_string().contains("64 copies or reductions are under way"), "{full}");
+    assert!(full.to_string().contains("64 copies or reductions are outstanding"), "{full}");
     // Outstanding copies end when the queue is dropped.
     drop(scatters);
     assert!(!to.is_pinned());

@@ -390,7 +390,10 @@ fn errors_name_the_offset_of_damage() {
             after(little.block(ENHANCED_PACKET, &little.words(&[0, 0, 0, 5, 5, 0]))),
             "the packet at byte 48 claims 5 bytes, and its block has 4",
         ),
-        (after(little.words(&[5, 13])), "the block at byte 48 has length 13; 12 to 16777216 in steps of 4"),
+        (
+            after(little.words(&[5, 13])),
+            "the block at byte 48 has length 13: must be 12 to 16777216, a multiple of 4",
+        ),
         (after(little.words(&[5, 8])), "the block at byte 48 has length 8;"),
         (after(little.words(&[5, u32::MAX - 3])), "the block at byte 48 has length 4294967292;"),
         (

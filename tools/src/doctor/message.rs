@@ -224,8 +224,8 @@ mod tests {
     fn what_is_too_much_is_refused() {
         let probe = Probe { number: 0, traffic_class: 0, length: 100 };
         for (probes, reason) in [
-            (vec![probe; MAX_PROBES + 1], "65 probes; at most 64"),
-            (vec![Probe { length: 4201, ..probe }], "4201 bytes; 64 to 4200"),
+            (vec![probe; MAX_PROBES + 1], "65 probes: must be at most 64"),
+            (vec![Probe { length: 4201, ..probe }], "4201 bytes: must be 64 to 4200"),
             (vec![probe; 2], "the number 0"),
         ] {
             let bytes = DoctorMessage::Send(probes).to_bytes().expect("short enough");

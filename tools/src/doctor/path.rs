@@ -453,12 +453,12 @@ mod tests {
         use CheckVerdict::{Failed, Note, Ok};
         assert_eq!(said(0, 0).result, Ok);
         // Of 18 probes, 31 copies each.
-        for (late, repeated, words) in [(5, 0, "late"), (0, 5, "once more")] {
+        for (late, repeated, words) in [(5, 0, "out of order"), (0, 5, "twice")] {
             assert_eq!(
                 [said(late, repeated), said(late * 2, repeated * 2)].map(|check| check.result),
                 [Note, Failed]
             );
-            assert!(said(late, repeated).seen.contains(&format!("5 (0.90 %) come {words}")));
+            assert!(said(late, repeated).seen.contains(&format!("5 (0.90 %) arrive {words}")));
         }
     }
 }

@@ -300,7 +300,7 @@ mod tests {
         let shared = with_ets(|ets| ets.selection[6] = Selection::Share);
         says(classes(shared, 26), Note, &["CNPs share the link with data", strict]);
         let raw = Port { driver: "af_xdp", ..port(None, Some(dcb()), 26) };
-        says(raw.traffic_classes(), Ok, &["af_xdp has a send queue of its own"]);
+        says(raw.traffic_classes(), Ok, &["af_xdp has its own send queue"]);
     }
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
         let checks = port(None, None, 26).checks();
         let (switch, own) = checks.split_last().unwrap();
         for check in own {
-            says(check.clone(), NotChecked, &["the kernel's driver of 'eth0' does not tell"]);
+            says(check.clone(), NotChecked, &["the kernel's driver of 'eth0' does not report them"]);
         }
         let switch = switch.clone();
         says(switch, NotChecked, &["DSCP 26", "Kmin 400 KB, Kmax 1600 KB, Pmax 20 %"]);

@@ -174,6 +174,6 @@ mod tests {
                 Err(failure) => break failure.to_string(),
             }
         };
-        assert!(refusal.contains("unasked"), "{refusal}");
+        assert!(refusal.contains("not expected"), "{refusal}");
     }
 }

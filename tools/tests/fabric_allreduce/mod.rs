@@ -91,7 +91,7 @@ fn a_choice_that_is_not_simulated_is_marked() {
     assert!(verdict.contains("unknown"), "{verdict}");
     let model = outcome.stdout.lines().find(|line| line.starts_with("measured ")).unwrap();
     assert!(model.ends_with("reductions free"), "{model}");
-    assert!(outcome.stderr.contains("8 ranks take "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("8 ranks need "), "{}", outcome.stderr);
     // The same as in the JSON.
     for size in sizes {
         for cell in size["algorithms"].as_array().unwrap() {
@@ -134,7 +134,7 @@ fn what_can_not_be_is_named() {
         ),
         ("fabric allreduce --bytes 2GiB", &["--bytes 2GiB: must be multiples of 8 bytes, up to 1GiB"]),
         ("fabric allreduce --bytes 1KiB,12B,1004B", &["--bytes 12B: must be multiples of 8 bytes"]),
-        ("fabric allreduce --bytes 1MiB..1KiB", &["'1MiB..1KiB': must be the lesser one first"]),
+        ("fabric allreduce --bytes 1MiB..1KiB", &["'1MiB..1KiB': must have the smaller size first"]),
         ("fabric allreduce --chunk 100", &["--chunk 100B: must be a multiple of 8 bytes, 1KiB to 16MiB"]),
         ("fabric allreduce --repeat selective", &["--repeat selective: must be go-back-n"]),
         ("fabric allreduce --warm-up 1ms", &["--warm-up 1ms: must be left out"]),

@@ -108,7 +108,7 @@ fn options_are_not_rejected_if_one_setting_uses_them() {
         ),
         (
             "--headroom 1KB",
-            "note      frames may be dropped in spite of PFC: headroom, 1KB, is less than what a link needs",
+            "note      frames may be dropped in spite of PFC: headroom, 1KB, is less than the ",
         ),
         ("--window 1024", "note      the window is 512 packets in effect"),
     ] {
@@ -158,7 +158,7 @@ fn errors_name_the_value_and_the_remedy() {
         ),
         ("fabric incast --rate 0G", &["--rate 0b/s: must be 1M to 4000G"]),
         ("fabric incast --buffer 100TB", &["'100TB'", "'TB' is not a unit; units are GB, GiB"]),
-        ("fabric incast --buffer 99999999T", &["'99999999T'", "'T' is no unit"]),
+        ("fabric incast --buffer 99999999T", &["'99999999T'", "'T' is not a unit"]),
         ("fabric incast --rate 99999999T", &["'99999999T'", "this is too much"]),
         ("fabric allreduce --hosts 1", &["--hosts 1: must be 2 to 512"]),
         (
@@ -238,7 +238,7 @@ fn file_settings_without_effect_are_noted() {
     }
     let outcome = fabric("incast --hosts 2 --bytes 1KB --count 1 --ecn off --compare off,dcqcn");
     assert!(
-        outcome.stdout.contains("note      the congestion controls differ in nothing: ECN is off"),
+        outcome.stdout.contains("note      the congestion controls do not differ: ECN is off"),
         "{outcome:#?}"
     );
 }

@@ -73,7 +73,7 @@ fn lists(guest: &Guest) {
         "device ibverbs: port 1 of rxe0",
         GUEST[0],
         GUEST[1],
-        "-d ibverbs:rxe0 takes ibverbs: the name says so",
+        "-d ibverbs:rxe0 selects ibverbs: the name says so",
         "keys: guessable",
         "events that it does not raise: QP_ACCESS_ERR",
         "congestion control of the card: not reported",
@@ -90,7 +90,7 @@ fn lists(guest: &Guest) {
     let reason = "set the MTU of eth0 to 3400 or less";
     assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{refused:?}");
     for expected in [
-        "-d eth0 takes af_xdp: the lowest latency",
+        "-d eth0 selects af_xdp: the lowest latency",
         "rdma_rxe, the kernel's software RoCE, is on this interface too: -d ibverbs:rxe0",
     ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");

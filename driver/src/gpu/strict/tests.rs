@@ -111,7 +111,7 @@ fn copies_fail_one_by_one_and_all_of_a_lost_device() {
         queue.gather(LATER, &[memory.piece(0, 8).unwrap()], 0).unwrap();
     }
     let full = queue.gather(LATER, &[memory.piece(0, 8).unwrap()], 0).unwrap_err();
-    assert!(full.to_string().contains("8 copies or reductions are under way"), "{full}");
+    assert!(full.to_string().contains("8 copies or reductions are outstanding"), "{full}");
     device.lose();
     let ends: Vec<_> = (0..8).map(|_| queue.done(Nanos(0)).unwrap_err()).collect();
     assert_eq!(ends.iter().map(|end| end.ticket.0).collect::<Vec<_>>(), (101..=108).collect::<Vec<_>>());

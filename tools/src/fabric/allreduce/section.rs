@@ -316,7 +316,7 @@ mod tests {
             assert_eq!((list.sizes(), list.to_string()), (sizes, text.to_owned()));
         }
         for (text, words) in [
-            ("2KiB..1KiB", "'2KiB..1KiB': must be the lesser one first"),
+            ("2KiB..1KiB", "'2KiB..1KiB': must have the smaller size first"),
             ("0", "'0': must be at least 1 byte"),
             ("1KiB,", "'': must be bytes"),
         ] {
