@@ -276,7 +276,8 @@ fn commands_of_the_pages_are_accepted() {
 
 #[test]
 fn a_command_that_is_not_accepted_is_seen() {
-    let page = "`ferroce stat` and\n```sh\n$ ip netns exec a /bin/ferroce perf write bw \\\n  -d 'udp:10.0.0.1' 10.0.0.2 | head -1\n\
+    let page = "`ferroce stat` and\n```sh\n\
+                $ ip netns exec a /bin/ferroce perf write bw \\\n  -d 'udp:10.0.0.1' 10.0.0.2 | head -1\n\
                 x; `ferroce doctor -d DEV` there\nferroce is a stack\n```\nferroce stat --nothing\n";
     let all: Vec<String> =
         code(page).iter().flat_map(|line| commands(line)).map(|arguments| arguments.join(" ")).collect();
