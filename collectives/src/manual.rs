@@ -10,11 +10,11 @@
 //! one.
 //!
 //! An [`Operation`] is a value: kind, buffers, count, data type. All ranks of a communicator start the same operations in the same
-//! order. Only [`send`](Operation::send) and [`receive`](Operation::receive) involve two ranks: the nth send of one to the other
-//! matches the nth receive there. Each [`start`](Collectives::start) returns a [`Request`]. Several requests may be outstanding:
-//! operations begin in order, and complete in any order. If two ranks send to each other, each must start its send and its receive
-//! before it waits for one, or use [`start_all`](Collectives::start_all). The same applies to all operations of a rank that depend
-//! on each other.
+//! order. [`send`](Operation::send) and [`receive`](Operation::receive) are an exception, as they involve two ranks: the nth send
+//! of rank a to rank b matches the nth receive of b from a. Each [`start`](Collectives::start) returns a [`Request`]. Several
+//! requests may be outstanding: operations begin in order, and complete in any order. If two ranks send to each other, each must
+//! start its send and its receive before it waits for one, or use [`start_all`](Collectives::start_all). The same applies
+//! whenever operations of two ranks wait for each other.
 //!
 //! Until an operation completes, do not write its input, and neither read nor write its output. Counts are in elements.
 //!
@@ -42,9 +42,9 @@
 //! instead of `Mapped`, for all operations that it can execute ([`Algorithm::applies_to`]).
 //!
 //! Two fallbacks to a slower path are logged with the reason: the ranks of one host use packets instead of shared memory; the CPU,
-//! instead of the GPU, reduces data in GPU memory. They are counted, by reason, in the [metrics](ferroce::Context::metrics) of the
-//! context (`ferroce_collective_fallbacks_total`), which `ferroce stat` shows if the program [exports](ferroce::Context::export)
-//! the context. With [`SharedMemory::Required`] joining fails instead of using packets.
+//! instead of the GPU, copies, scales or reduces data in GPU memory. They are counted, by reason, in the
+//! [metrics](ferroce::Context::metrics) of the context (`ferroce_collective_fallbacks_total`), which `ferroce stat` shows if the
+//! program [exports](ferroce::Context::export) the context. With [`SharedMemory::Required`] joining fails instead of using packets.
 //!
 //! # The order of reductions
 //!
@@ -114,7 +114,7 @@
 //!   Direct or TwoStep with up to 64 ranks;
 //! - f64 on a GPU without double precision, and averages of floats on a GPU that does not round quotients correctly.
 //!
-//! Each case is counted in `ferroce_collective_fallbacks_total`, by reason.
+//! Each case is counted in `ferroce_collective_fallbacks_total`. The reason says only whether the CPU copied, scaled or reduced.
 //!
 //! An RNIC that can import GPU memory as a dma-buf reads and writes it directly ([`ferroce::manual::device_memory`]).
 //!
@@ -166,7 +166,8 @@
 //! Each [`Collectives`] has a flight recorder: the last 256 operations of each communicator with their times and the ranks that
 //! they wait for, and the traffic with each other rank. It is in memory that other processes of the same user can read, so a rank
 //! that hangs can be examined too. `ferroce flight` shows the ranks of this host, or recordings of several hosts together, with a
-//! time line; `ferroce stat` has the counters, also as Prometheus text. Both report the findings of a [`flight::Diagnosis`]:
+//! time line; `ferroce stat` has the counters, also as Prometheus text. Besides failed ranks and deadlocks,
+//! both report these findings ([`flight::Diagnosis`]):
 //!
 //! | finding | source | reported from |
 //! |---|---|---|

@@ -145,7 +145,8 @@
 //!
 //! A peer that is killed sends nothing, and only an end with outstanding sends notices: they complete with
 //! [`RetryExcErr`](WcStatus::RetryExcErr) after the retry budget, [below](#timeouts-and-retries). An end that only receives stays
-//! in RTS. If that matters, post a WRITE of 0 bytes from time to time.
+//! in RTS. If that matters, post a WRITE of 0 bytes from time to time. The peer's queue pair must allow
+//! [`REMOTE_WRITE`](Access::REMOTE_WRITE); otherwise it refuses the WRITE, and the connection fails.
 //!
 //! If a queue pair fails, its connection (the [`CmId`]) exists until you call [`destroy_qp`](Context::destroy_qp) or
 //! [`disconnect`](Context::disconnect). If the peer then does not answer the disconnect request (DREQ), [`CmEvent::Disconnected`]

@@ -50,8 +50,8 @@
 //! | software (AF_XDP, UDP sockets, DPDK, ...) | the GPU copies chunks of 64 KiB ([`Config::staging_chunk`]) to and from host memory, where packets are sent and received; there is no GPU copy per packet, and the CPU does not access the GPU's memory |
 //! | RNIC | the card accesses GPU memory directly, through a dma-buf ([`memory`](super::memory) lists the conditions); if the card, its driver or Linux refuses, [`Context::register`] fails with the reason: there is no automatic fallback to copies |
 //!
-//! A completion is reported, and an acknowledgement with its MSN or a READ response is sent, only when the copy is complete; the
-//! reception of the packet is not enough. (An RNIC's completions are an exception: [below](#concurrent-kernels).) If a copy fails,
+//! A completion is reported, and an acknowledgement or a READ response is sent, only when the copy is complete; the reception of
+//! the packet is not enough. (An RNIC's completions are an exception: [below](#concurrent-kernels).) If a copy fails,
 //! the queue pair goes to ERR. The work request completes with [`FatalErr`](WcStatus::FatalErr) if it was posted here, with
 //! [`RemOpErr`](WcStatus::RemOpErr) if it was posted at the peer. Requests executed before that copy complete as usual. If a WRITE
 //! or READ of the peer fails in this way, this end has no work request to report it, and gets [`Event::QpFatal`]. A GPU that hangs

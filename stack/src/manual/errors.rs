@@ -98,7 +98,7 @@
 //! | [`Exhausted`](Error::Exhausted) | the limit of the [`Config`] is reached | the text names the setting |
 //! | [`Busy`](Error::Busy) | other objects or outstanding work depend on the object | wait for that work, or destroy those objects first |
 //! | [`PathMtu`](Error::PathMtu) | the interface's MTU is too small for the path MTU | a smaller path MTU, or an MTU of 4200 on every hop (on hosts: `ip link set eth0 mtu 4200`) |
-//! | [`AddressFamily`](Error::AddressFamily) | the GID index is of the other IP version | [`endpoint_for`](Context::endpoint_for), [`Port::gid_index_for`] |
+//! | [`AddressFamily`](Error::AddressFamily) | the GID at the given index and the peer's GID are of different IP versions | [`endpoint_for`](Context::endpoint_for), [`Port::gid_index_for`] |
 //! | [`Unsupported`](Error::Unsupported) | this backend, port or build lacks the [`Feature`] | another device; the cargo feature `af_xdp` |
 //! | [`Gpu`](Error::Gpu) | a GPU refused a call | see its text |
 //! | [`Region`](Error::Region) | bytes outside the region | check offset and length |

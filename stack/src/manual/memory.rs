@@ -81,7 +81,7 @@
 //! | a WRITE not to change the result of an earlier READ | [`fence`](SendFlags::fence) on the WRITE: it is sent after the response to the READ |
 //! | READs executed in order | with go-back-N (the default) this is so; with [selective repeat](ReadyToReceive::selective_repeat) set `fence` on the later READ |
 //! | several writers of one word | [`FetchAdd`](SendOp::FetchAdd), [`CompareSwap`](SendOp::CompareSwap): atomic against each other for all queue pairs of a context; the address must be a multiple of 8 |
-//! | a word stored in one piece, not byte by byte | [`AtomicWrite`](SendOp::AtomicWrite) (IBA 1.6; ferroce, and rdma_rxe since Linux 6.2) |
+//! | a word stored in one piece, not byte by byte | [`AtomicWrite`](SendOp::AtomicWrite) (IBA 1.5; ferroce, and rdma_rxe since Linux 6.2) |
 //!
 //! A completion of your WRITE means that the bytes are in the peer's memory, not that its application has read them.
 //!

@@ -25,7 +25,7 @@
 //! |---|---|
 //! | [`RetransmittedPkts`](Counter::RetransmittedPkts) with [`PacketSeqErr`](Counter::PacketSeqErr) | packets are lost on the path to the peer, or at the peer |
 //! | [`LocalAckTimeoutErr`](Counter::LocalAckTimeoutErr) | the last packets sent were lost, or the peer did not poll for longer than the ACK timeout |
-//! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | the same losses as in the two rows above, counted at the receiver. In this order: packets to this end were lost or reordered; this end's acknowledgements were lost or later than the peer's ACK timeout |
+//! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | in this order: requests of the peer were lost or reordered on the path to this end; this end's acknowledgements were lost, or later than the peer's ACK timeout |
 //! | [`RnrNakRetryErr`](Counter::RnrNakRetryErr) | the peer had no receive posted: RNR NAKs received |
 //! | [`SendRnrErr`](Counter::SendRnrErr) | this end had no receive posted, or no staging chunk for a retransmitted packet: RNR NAKs sent |
 //! | [`OutOfBuffer`](Counter::OutOfBuffer) | this end had no receive posted for a message: an RC sender gets an RNR NAK, a UC or UD message is lost |

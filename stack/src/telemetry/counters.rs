@@ -70,9 +70,9 @@ counters! {
     NpCnpSent: "np_cnp_sent", Mlx5;
     /// Congestion notification packets that the congestion control of a queue pair handled.
     RpCnpHandled: "rp_cnp_handled", Mlx5;
-    /// Packets whose IPv4 ID was computed from the ICRC, with a likely result: 25 bits of the ICRC checked.
+    /// Packets with a likely IPv4 ID, computed from the ICRC: a check of 25 bits.
     RxIdentificationLikely: "rx_icrc_identification_likely", Ferroce;
-    /// Packets whose IPv4 ID was computed from the ICRC, with any result: 16 bits of the ICRC checked.
+    /// Packets with an unlikely IPv4 ID, computed from the ICRC: a check of 16 bits.
     RxIdentificationSolved: "rx_icrc_identification_solved", Ferroce;
     /// Request packets retransmitted.
     RetransmittedPkts: "retransmitted_pkts", Ferroce;
@@ -138,7 +138,7 @@ counters! {
     CmTxMsgs: "cm_tx_msgs", Ferroce;
     /// Messages of the connection manager retransmitted after a timeout.
     CmTxRetries: "cm_tx_retries", Ferroce;
-    /// Requests for connections or services that were refused.
+    /// Requests for connections or services that this end refused.
     CmTxRejects: "cm_tx_rejects", Ferroce;
     /// Messages of the connection manager not sent: too many were waiting for the port.
     CmTxDropped: "cm_tx_dropped", Ferroce;
@@ -216,7 +216,7 @@ counters! {
     RxMadErrors: "rx_mad_errors", Ferroce, dropped;
     /// Dropped: requests of the connection manager: too many are pending.
     CmRxNoRoom: "cm_rx_no_room", Ferroce, dropped;
-    /// Dropped: messages of the connection manager of no known connection, or of another peer.
+    /// Dropped: connection manager messages for no known connection, or not from its peer.
     CmRxUnknown: "cm_rx_unknown", Ferroce, dropped;
     /// Dropped: UD messages longer than the receive.
     RxTooLong: "rx_too_long", Ferroce, dropped;
