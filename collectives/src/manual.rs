@@ -32,6 +32,10 @@
 //! | [`Hierarchical`](Algorithm::Hierarchical) | 2 h, with h hosts | between hosts only 2 (h − 1) / h · B / (ranks of a host) | several hosts, each with the same number of ranks, at least two |
 //! | [`Mapped`](Algorithm::Mapped) | 1 to 3 | nothing | ranks that are all on one host |
 //!
+//! All of them execute all-reduce. Reduce-scatter is also by `Direct`, `Ring` and `Halving`; all-gather by these and
+//! `Hierarchical`; broadcast by `Direct`, `Ring`, `Tree` and `Hierarchical`; reduce by `Direct`, `Ring` and `Tree`; the others by
+//! `Direct`. `Mapped` executes all operations except send and receive ([`Algorithm::applies_to`]).
+//!
 //! [`Mapped`](Algorithm::Mapped) is used wherever possible. It can't execute send and receive, all-to-all with different counts,
 //! and reductions of more than 64 ranks: these use packets. `Mapped` needs processes of one user that see each other in `/proc`
 //! (one PID namespace); network namespaces do not matter ([`SharedMemory::Auto`]). Ranks of a host access memory from

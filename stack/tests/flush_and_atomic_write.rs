@@ -1,4 +1,4 @@
-//! FLUSH and ATOMIC WRITE (IBA 1.6): requests, responses, losses, duplicates and refusals.
+//! FLUSH and ATOMIC WRITE (IBA 1.5): requests, responses, losses, duplicates and refusals.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::time::Duration;

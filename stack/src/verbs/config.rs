@@ -82,11 +82,11 @@ pub struct Config {
     /// connection: an attacker that forges a peer's address can't end a connection by a wrong key. A peer that sends such a
     /// request by mistake reaches its retry limit.
     pub drop_access_errors: bool,
-    /// Whether FLUSH (IBA 1.6) is supported, as requester and responder. Like `atomic_write` it is on by default: it does not
+    /// Whether FLUSH (IBA 1.5) is supported, as requester and responder. Like `atomic_write` it is on by default: it does not
     /// appear on the wire until an application posts one. `rdma_rxe` has both since Linux 6.2, ConnectX has neither and refuses
     /// them with an invalid request NAK.
     pub flush: bool,
-    /// Whether ATOMIC WRITE (IBA 1.6) is supported, as requester and responder.
+    /// Whether ATOMIC WRITE (IBA 1.5) is supported, as requester and responder.
     pub atomic_write: bool,
     /// The congestion control of queue pairs as senders, unless their own configuration sets another.
     pub congestion: CongestionControl,

@@ -93,7 +93,7 @@ pub enum SendOp {
         /// not. The peer may always invalidate the window.
         access: Access,
     },
-    /// FLUSH: makes earlier writes to the peer's memory globally visible there, or persistent (IBA 1.6).
+    /// FLUSH: makes earlier writes to the peer's memory globally visible there, or persistent (IBA 1.5).
     Flush {
         /// The start of the range.
         remote: RemoteAddress,
@@ -104,7 +104,7 @@ pub enum SendOp {
         /// Global visibility, persistence, or both.
         kind: FlushType,
     },
-    /// ATOMIC WRITE: stores 8 bytes atomically at a multiple of 8 in the peer's memory (IBA 1.6).
+    /// ATOMIC WRITE: stores 8 bytes atomically at a multiple of 8 in the peer's memory (IBA 1.5).
     AtomicWrite(RemoteAddress),
 }
 
