@@ -24,18 +24,19 @@ const CONVENTIONS: &str = "\
 Results go to standard output; progress, warnings and errors to standard error.
 
 Environment:
-  RUST_LOG  what is logged to standard error: a level (error, warn, info, debug, trace, off), or TARGET=LEVEL for a part of
-            ferroce, separated by commas: RUST_LOG=warn,ferroce_driver=debug. Parts that are not named are logged at info.
-            --quiet is the same as RUST_LOG=warn.
-  FERROCE_FLIGHT_DIR  a directory: a rank whose communicator fails writes its flight recording there (`ferroce flight`).
-  NO_COLOR  if it is set, TERM is dumb, or standard error is not a terminal: no ANSI codes.
+  RUST_LOG  what is logged to standard error: a level (error, warn, info, debug, trace, off; info
+            by default), and TARGET=LEVEL for a crate or module of ferroce, separated by commas:
+            RUST_LOG=warn,ferroce_driver=debug. --quiet is the same as RUST_LOG=warn.
+  FERROCE_FLIGHT_DIR  the directory in which a rank whose communicator fails writes its flight
+            recording (see `ferroce flight`).
+  NO_COLOR  if set, no ANSI codes; the same if TERM is dumb or standard error is not a terminal.
 
 Exit status:
   0    the work was done
   1    the work failed, or a check found an error
   2    wrong usage: options are invalid, do not fit together, or do not fit this host
-  130  a signal (SIGINT, SIGTERM) ended it before the work was done; a server that serves no client when the signal arrives
-       ends with 0
+  130  a signal (SIGINT, SIGTERM) ended it before the work was done; a server that serves no
+       client when the signal arrives ends with 0
 If the reader of standard output closes it (`| head -1`), the rest is not printed, and the exit status does not change.
 Any other failure to write standard output is an error.";
 

@@ -35,8 +35,8 @@ use report::Printer;
 
 /// Measures a collective operation between ranks, over a range of sizes, and checks every element.
 ///
-/// With --ranks N (-g) it starts N ranks, as processes of this host. Without, it is one rank of a job: torchrun, mpirun, srun or an
-/// indexed job of Kubernetes starts the ranks, or a script that sets FERROCE_RANK, FERROCE_SIZE and FERROCE_UNIQUE_ID. Rank 0
+/// With --ranks N (-g) it starts N ranks, as processes of this host. Otherwise it is one rank of a job, started by torchrun,
+/// mpirun, srun, an indexed job of Kubernetes, or a script that sets FERROCE_RANK, FERROCE_SIZE and FERROCE_UNIQUE_ID. Rank 0
 /// prints the report.
 ///
 /// The columns are those of nccl-tests. "time" is the mean over the iterations, at the slowest rank. "algbw" is the size divided by
@@ -46,8 +46,8 @@ use report::Printer;
 ///
 /// On SIGUSR1 a rank writes its flight recording (its last operations, see `ferroce flight`) into FERROCE_FLIGHT_DIR, or else into
 /// its working directory; with --ranks this process passes the signal on to all ranks. If FERROCE_FLIGHT_DIR is set, a rank also
-/// writes a recording when SIGTERM ends it, and if a rank fails, this process gives the others time to detect that before it ends
-/// them.
+/// writes a recording when SIGTERM ends it. If it is set and a rank of --ranks fails, this process gives the others time to detect
+/// the failure and to record before it ends them.
 ///
 /// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage, 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
@@ -58,9 +58,9 @@ pub struct Args {
     /// Start N ranks on this host.
     #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Option<u32>,
-    /// An interface (eth0), or a driver with its argument, as for the other commands. Given once, it is for all ranks; else give it
-    /// once per rank, in their order [default: udp:127.0.0.1 if all ranks are on this host]. Several ports of a rank (rails) are
-    /// joined by a plus: eth0+eth1.
+    /// An interface (eth0), or a driver with its argument, as for the other commands. Several ports of a rank (rails) are joined by
+    /// a plus: eth0+eth1. Given once, it is for all ranks; otherwise give it once per rank, in the order of the ranks [default:
+    /// udp:127.0.0.1 if all ranks are on this host].
     #[arg(short, long)]
     device: Vec<Rails>,
     /// The smallest size, as 8 or 64K (K is 1024, KB is 1000).
@@ -121,10 +121,11 @@ pub struct Args {
     /// Print why each size uses its algorithm: the cost of each algorithm, by the latency and bandwidth measured at the start.
     #[arg(long)]
     explain: bool,
-    /// Time limit for all ranks to join, and later for an operation without progress although all ranks answer.
+    /// Fail if not all ranks have joined after this time, or if an operation makes no progress for this time although all ranks
+    /// answer.
     #[arg(long, value_name = "TIME", default_value = "60s")]
     timeout: Time,
-    /// A rank that does not answer for this time is treated as dead; rounded up [default: 4.3s].
+    /// A rank that does not answer for this time is treated as dead. Rounded up to 32.8 µs · 2^N [default: 4.3s].
     #[arg(long, value_name = "TIME")]
     patience: Option<Time>,
     /// Delay rank RANK by TIME in every Nth call, to try `ferroce flight` and `ferroce stat`: 2:5ms:10.
@@ -151,7 +152,8 @@ Examples:
   mpirun -np 16 -H node1:8,node2:8 ferroce collective all_reduce -d eth0
   mpirun -np 2 -H node1,node2 ferroce collective all_reduce -d eth0+eth1      two ports per host
   srun -N 2 --ntasks-per-node 8 ferroce collective all_gather -d eth0 --svg busbw.svg
-  torchrun --no_python --nnodes 2 --nproc_per_node 8 --master_addr node1 --node_rank 0 ferroce collective broadcast -d eth0";
+  torchrun --no_python --nnodes 2 --nproc_per_node 8 --master_addr node1 --node_rank 0 \\
+      ferroce collective broadcast -d eth0";
 
 /// The device of ranks on one host, without `--device`.
 const SHARED: &str = "udp:127.0.0.1";

@@ -61,8 +61,9 @@ use supervisor::{RankNotice, Supervisor};
 /// Rounds over ferroce alternate with rounds over the kernel's TCP, and the table has the times of both. "ratio" is
 /// TCP's time divided by ferroce's: above 1 ferroce is faster.
 ///
-/// Before and after each round rank 0 measures the time that a cache line needs from core to core, and a round in which
-/// this was slow is repeated. At most --rounds + 3 rounds are added, with --pcap none.
+/// Before and after each round rank 0 measures the time that a cache line needs from core to core. A round in which this
+/// was slow is repeated, with at most N + 3 repetitions for N rounds (ferroce and TCP together). If --pcap is given, no
+/// round is repeated.
 ///
 /// As root, the ranks are processes in network namespaces of their own, joined by a bridge, and send RoCEv2 through
 /// AF_XDP; all of this is removed at the end. Without the privileges for it, they are processes with UDP sockets on the

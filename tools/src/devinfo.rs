@@ -28,10 +28,9 @@ use sharers::Sharer;
 /// Shows network interfaces (GIDs, path MTUs, missing requirements of the faster drivers), RDMA cards (RNICs), and GPUs
 /// (PCI and NUMA distances to interfaces and cards, missing requirements of dma-bufs).
 ///
-/// With -d the device is opened, and the report also has the driver that the name selects, with the reason, the
-/// properties of the opened device, and the RNICs on the same interface. For an RNIC it has, as far as they are known,
-/// whether its keys are easy to guess, which events it does not raise, and its congestion control. RNICs are found
-/// through libibverbs.
+/// With -d the device is opened, and the report also has the driver that DEVICE selects (and why), the properties of the
+/// opened device, and the RNICs on the same interface. For each RNIC the report has, if known, whether its keys are easy
+/// to guess, which events it does not raise, and its congestion control. RNICs are found through libibverbs.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:

@@ -28,7 +28,7 @@ use crate::failure::{Failure, INTERRUPTED, OrFail};
 pub(crate) struct PortArgs {
     /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, udp:192.0.2.1, shm:NAME, ibverbs:mlx5_0
     /// for an RNIC, loopback). Up to 64 processes of one user can share an address (udp, or an interface). Processes of
-    /// this host communicate by shared memory; ,shm=off after the interface or address disables it.
+    /// this host communicate by shared memory, unless ,shm=off follows the interface or address.
     #[arg(short, long)]
     pub(crate) device: DeviceSpec,
     /// Pin the poll loop to this core.

@@ -124,11 +124,12 @@ Simulates a fabric of switches and shows the effects of congestion control, ECN,
 Hosts run the engine of ferroce, unchanged, over switches with shared buffers, ECN marking, PFC and ECMP, in virtual time: \
 no packet leaves the process, neither root nor a network is needed, and the same seed gives the same run on any machine.
 
-SCENARIO is one of these, or a TOML file (--describe prints one to start from; docs/fabric.md describes it):
+SCENARIO is one of these (default of N in parentheses), or a TOML file (--describe prints one to start from; \
+docs/fabric.md describes the format):
   incast       N senders (16), 10 messages of 1 MB, to one receiver
   fairness     N endless senders (4) to one receiver; a new one starts every 2 ms
   burst        N senders (16), 256 KB every 5 ms; two endless senders
-  victim       a flow that shares a paused link with an incast (16)
+  victim       a flow that shares a paused link with an incast of N senders (16)
   permutation  N hosts (32), each sends 10 messages of 1 MB to one other
   allreduce    N ranks (64) of ferroce-collectives: all algorithms, 1 KiB to 4 MiB
   alltoall     N hosts (16), each sends 1 MB to each other host

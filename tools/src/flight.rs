@@ -20,10 +20,10 @@ use sources::Sources;
 /// Shows the last operations of the ranks (processes) of collective jobs, which rank waits for which, and which is late or slow.
 ///
 /// Each process with collectives records its last operations in memory that other processes can read while it works, hangs or is
-/// stopped. Root sees the processes of all users, others their own. Files are written when a communicator fails and
-/// FERROCE_FLIGHT_DIR names a directory, by `ferroce collective` on SIGUSR1 and SIGTERM, by programs that call
-/// FlightRecorder::dump, and by --dump. Files of several hosts are shown together: times depend on the hosts' clocks, late and
-/// waiting ranks are found without them.
+/// stopped. Root sees the processes of all users, others their own. Files are written by --dump, by programs that call
+/// FlightRecorder::dump, and by `ferroce collective` on SIGUSR1. If FERROCE_FLIGHT_DIR names a directory, files are also written
+/// there when a communicator fails, and by `ferroce collective` on SIGTERM. Files of several hosts are shown together. Times then
+/// depend on the hosts' clocks; late and waiting ranks are found without the clocks.
 ///
 /// Exit status: 0 if every file and process that was named has a recording, 1 if not, 2 for wrong usage. If some files of a
 /// directory can't be read, the others are still shown, and the exit status is 1.
@@ -52,11 +52,11 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  ferroce flight                                    the communicators of this host's processes now
-  ferroce flight --dump /var/tmp/job                one file per process, to be read on any host
-  kill -USR1 PID                                    a rank of `ferroce collective` writes a file into its directory
-  FERROCE_FLIGHT_DIR=/var/tmp/job torchrun ...      each rank writes a file there if its communicator fails
-  ferroce flight /var/tmp/job --svg job.svg         all files there; copy those of other hosts there before";
+  ferroce flight                                the communicators of this host's processes now
+  ferroce flight --dump /var/tmp/job            one file per process, to be read on any host
+  kill -USR1 PID                                a rank of `ferroce collective` writes a file
+  FERROCE_FLIGHT_DIR=/var/tmp/job torchrun ...  ranks whose communicator fails write files there
+  ferroce flight /var/tmp/job --svg job.svg     all files there; first copy those of other hosts";
 
 /// Prints the recordings; see [`Args`] for the exit status.
 ///

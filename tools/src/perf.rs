@@ -119,8 +119,8 @@ pub struct Args {
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
     /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; by default a row of the peer's IP
-    /// version. For a row of an RNIC's own table, which also has the GIDs of RoCE v1, give the device with its row:
-    /// ibverbs:mlx5_0:1:3.
+    /// version. An RNIC's own table also has the GIDs of RoCE v1; name a row of it in DEVICE: ibverbs:mlx5_0:1:3 is row 3 of
+    /// port 1.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
     /// Server: also send messages and READ responses to a client whose GID is not the address of its TCP connection.
@@ -143,9 +143,9 @@ pub struct Args {
     /// Retransmit only lost packets, instead of all packets from the first lost one. The client decides.
     #[arg(long)]
     selective_repeat: bool,
-    /// Memory of this end for the messages: host, or a GPU's (opencl[:N], cuda[:N]), which its own copies move; the
-    /// other end can use other memory. Not for atomics. In `write lat` each poll of the last byte is also a copy by the
-    /// GPU.
+    /// Memory of this end for the messages: host, or a GPU's (opencl[:N], cuda[:N]); the GPU then copies the data between
+    /// this memory and the packets. The other end can use other memory. Not for atomics. In `write lat` each poll of the
+    /// last byte is also a copy by the GPU.
     #[arg(long, default_value_t)]
     memory: MemorySpec,
     /// The atomic operation.

@@ -61,15 +61,15 @@ pub struct Args {
     /// Exchanges.
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     iters: u64,
-    /// Service level: the priority in VLAN tags; without VLAN tags, as here, it has no effect.
+    /// Service level: the priority in VLAN tags. The frames of this command have no VLAN tag, so it has no effect.
     #[arg(short = 'l', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
     sl: u8,
     /// Sleep on completion events instead of polling.
     #[arg(short, long, conflicts_with = "spin")]
     events: bool,
     /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; by default a row of the peer's IP
-    /// version. For a row of an RNIC's own table, which also has the GIDs of RoCE v1, give the device with its row:
-    /// ibverbs:mlx5_0:1:3.
+    /// version. An RNIC's own table also has the GIDs of RoCE v1; name a row of it in DEVICE: ibverbs:mlx5_0:1:3 is row 3 of
+    /// port 1.
     #[arg(short, long, value_name = "INDEX")]
     gid_idx: Option<usize>,
     /// Check the data of every message received; give it at both ends.

@@ -40,7 +40,7 @@ pub struct Args {
     /// Bytes of a ping, as 4096 or 64K (K is 1024, KB is 1000); the server's size must be at least the client's.
     #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = quantity::length::<17, { 1 << 20 }>)]
     size: u32,
-    /// Number of pings; the client's number counts.
+    /// Number of pings. The client decides.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// Print the data of each ping.

@@ -26,9 +26,9 @@ pub(crate) use table::title;
 
 /// Shows the counters of running ferroce processes: packets, losses, errors, events, objects in use.
 ///
-/// The report includes communicators (groups of ranks of a collective job), also of processes that hang, with the
-/// traffic between each two ranks. Below them it names ranks that are late, slow or waited for, as far as the ranks of
-/// this host know.
+/// The report includes communicators (groups of ranks of a collective job) with the traffic between each two ranks, also
+/// if the processes hang. Below them it names the ranks that are late or slow, or for which others wait, as far as the
+/// ranks of this host know.
 ///
 /// ferroce's commands (`perf`, `rping`, `demo`, ...) are shown while they run, and so is every program that calls
 /// `Context::export`. Root sees the processes of all users, others their own. Counters have the names of the

@@ -18,10 +18,10 @@ use crate::output::{JsonArg, check_files, note};
 use report::{Process, Report};
 
 /// Shows the topology of this host: sockets, NUMA nodes, the PCI tree with GPUs and network cards and their speeds, the distance of
-/// each GPU from each card, which card each GPU should use, the order of the ranks, the reasons, and placements that cost
-/// performance.
+/// each GPU from each card, which card each GPU should use and the order of the ranks, both with the reasons, and
+/// placements that cost performance.
 ///
-/// Distances have the names of `nvidia-smi topo -m`. Everything is read from sysfs, of this host or a recorded one. Nothing is
+/// Distances have the names of `nvidia-smi topo -m`. The topology is read from sysfs, or from a copy of it (--sysfs). Nothing is
 /// measured or changed, and no privilege is needed.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
@@ -35,8 +35,8 @@ pub struct Args {
     /// Read this sysfs tree instead of /sys: a folder made by --record.
     #[arg(long, value_name = "DIR")]
     sysfs: Option<PathBuf>,
-    /// Copy the files that were read into a new or empty folder, to examine them elsewhere or to attach them to a report. They
-    /// contain names of interfaces, but no addresses.
+    /// Copy the sysfs files that this command reads to DIR, a new or empty folder, to examine them elsewhere or to attach them to
+    /// a report. They contain names of interfaces, but no addresses.
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
     /// Also check the CPU affinity of process PID; `self` is this process (taskset -c 0-7 ferroce topo --pid self).
@@ -45,7 +45,7 @@ pub struct Args {
     /// Also check the cost of running on these CPUs, as 0-7,64-71.
     #[arg(long, value_name = "LIST")]
     cpus: Option<CpuSet>,
-    /// The rank on this host of the process of --pid or --cpus; by default it can be any.
+    /// With --pid or --cpus: the number of this process among the ranks of this host, from 0; by default any.
     #[arg(long, value_name = "N")]
     local_rank: Option<usize>,
     /// Also write a drawing.

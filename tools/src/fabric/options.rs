@@ -24,18 +24,20 @@ pub(crate) struct SceneOptions {
     /// several (1KiB,1MiB), or each power of four between two (1KiB..256MiB); 1KiB..4MiB by default.
     #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
     pub(crate) bytes: Option<ByteList>,
-    /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
+    /// Messages of each flow, one after the other, 10 by default; for burst, allreduce and alltoall the number of rounds, 5 by
+    /// default for burst, 1 for the others.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) count: Option<usize>,
     /// For allreduce: a list of direct, two_step, ring, halving, tree, hierarchical (ring,tree); auto is the library's choice for
     /// each size; all, the default, simulates all.
     #[arg(long, value_name = "LIST")]
     pub(crate) algorithm: Option<Algorithms>,
-    /// For allreduce: ports of each rank (rails), 1 to 8; the first ports of all ranks are numbered before the second ones.
+    /// For allreduce: ports of each rank (rails), 1 to 8; 1 by default. Each port is a host of the fabric: of R ranks,
+    /// hosts 0 to R - 1 are the first ports, hosts R to 2R - 1 the second ones.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) rails: Option<usize>,
     /// For allreduce: ranks per host, each with a port of its own, all under one leaf; by default the largest of 8, 4, 2 and 1 that
-    /// divides the number of ranks and of hosts per leaf, with at least two hosts.
+    /// divides both the number of ranks and --hosts-per-leaf, and leaves at least two hosts.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) ranks_per_host: Option<usize>,
     /// For allreduce: length of the chunks into which long operations are divided, as 64KiB; by default the library's. A shorter
@@ -43,7 +45,8 @@ pub(crate) struct SceneOptions {
     #[arg(long, value_name = "SIZE")]
     pub(crate) chunk: Option<Bytes>,
     /// For allreduce: messages of up to this length are copied and sent without waiting for the receiver's destination address, 64
-    /// to 64KiB (the default). Each pair of ranks has memory for them; a smaller value needs less for many ranks.
+    /// to 64KiB (the default). Each pair of ranks has memory for such messages, so a smaller value saves memory if there are
+    /// many ranks.
     #[arg(long, value_name = "SIZE")]
     pub(crate) eager: Option<Bytes>,
     /// For websearch: the average rate of a host, as a fraction of its link's rate, 0.5 or 50%; 0.3 by default.
@@ -52,7 +55,8 @@ pub(crate) struct SceneOptions {
     /// For websearch: for how long messages are posted; 20ms by default. More messages give better percentiles.
     #[arg(long, value_name = "TIME")]
     pub(crate) post_for: Option<Time>,
-    /// Shape of the network; each has room for N hosts and their receivers.
+    /// Shape of the network, with as many hosts as the scenario needs; by default star for incast, fairness and burst, dumbbell for
+    /// victim, leaf-spine for the others.
     #[arg(long, value_name = "SHAPE")]
     pub(crate) topology: Option<ShapeName>,
     /// For leaf-spine: hosts of each leaf; 8 by default.
@@ -77,7 +81,7 @@ pub(crate) enum ShapeName {
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Settings {
-    /// Rate of the links, as 100G or 25G.
+    /// Rate of the links, as 100G or 25G; 100G by default.
     #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
     pub(crate) rate: Option<Rate>,
     /// Rate of the links between switches; by default that of the other links, for victim twice that.
@@ -92,10 +96,10 @@ pub(crate) struct Settings {
     /// Whether switches mark (ECN); on by default.
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) ecn: Option<bool>,
-    /// Queue length up to which no packet is marked; 4 KB per Gb/s by default.
+    /// Queue length up to which no packet is marked; 4 KB per Gb/s of --rate by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmin: Option<Bytes>,
-    /// Queue length above which every packet is marked; 16 KB per Gb/s by default.
+    /// Queue length above which every packet is marked; 16 KB per Gb/s of --rate by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmax: Option<Bytes>,
     /// Probability of a mark at Kmax; it rises linearly from 0 at Kmin; 0.2 by default.
@@ -160,10 +164,12 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) poll: Option<Time>,
 
-    /// The run ends at this time at the latest; 200ms by default, or as long as the scenario needs.
+    /// The run (for allreduce, each all-reduce) ends at this time at the latest; 200ms by default, for some scenarios
+    /// another time (--describe prints it).
     #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) limit: Option<Time>,
-    /// Time at the start that is not included in the rates of endless flows and in means and percentiles of queues.
+    /// Time at the start that is not included in the rates of endless flows and in means and percentiles of queues; 0
+    /// by default, for fairness and victim another time (--describe prints it).
     #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) warm_up: Option<Time>,
     /// How often rates and queues are sampled; 10us by default.

@@ -14,9 +14,9 @@ pub enum Operation {
     Write,
     /// RDMA READ from the server's memory.
     Read,
-    /// SEND into receives that the server posts.
+    /// SEND into receive WRs that the server posts.
     Send,
-    /// FETCH_ADD or COMPARE_SWAP on 8 bytes of the server.
+    /// The operation of -A on 8 bytes of the server's memory.
     Atomic,
 }
 
