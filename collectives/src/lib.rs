@@ -100,7 +100,7 @@
 //! [`Algorithm::Mapped`], unless `Options::algorithm` forces another one ([`manual`](manual#which-algorithm)). The
 //! [order of each algorithm](manual#the-order-of-reductions) is documented: the ring, for example, divides the elements into n
 //! segments for n ranks, and reduces segment `s` from rank `s` on: `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, where `x[r]` is the
-//! element of rank r, indices modulo n. As f32 rounds each addition, another order has other bits, unless all partial sums are
+//! element of rank r, indices modulo n. As f32 rounds each addition, another order may have other bits, unless all partial sums are
 //! exact (integers below 2²⁴, for example). Integers wrap, in any order.
 //!
 //! # When a rank fails
