@@ -153,7 +153,8 @@ Examples:
 
 Exit status: 0 if every message was completed, or the scenario has no end and ran until its limit; 1 if a \
 queue pair failed, a message was not completed, or nothing was delivered or measured (the report is \
-printed); 2 if a value is invalid or has no effect; 130 if it was interrupted (the results until then are printed).";
+printed); 2 if a value is invalid or has no effect; 130 if it was interrupted (the results until then are \
+printed).";
 
 /// Runs the command and prints the report.
 ///
