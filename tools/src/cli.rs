@@ -34,11 +34,13 @@ Environment:
 Exit status:
   0    the work was done
   1    the work failed, or a check found an error
-  2    wrong usage: options are invalid, do not fit together, or do not fit this host
+  2    wrong usage: options are invalid, do not fit together, or do not fit this host;
+       dissect and replay: also a failure (1 is a fault in the capture)
+  3    replay: nothing to judge
   130  a signal (SIGINT, SIGTERM) ended it before the work was done; a server that serves no
        client when the signal arrives ends with 0
-If the reader of standard output closes it (`| head -1`), the rest is not printed, and the exit status does not change.
-Any other failure to write standard output is an error.";
+If the reader of standard output closes it (`| head -1`), the rest is not printed, and the exit
+status does not change. Any other failure to write standard output is an error.";
 
 const LONG_VERSION: &str = if cfg!(feature = "af_xdp") {
     concat!(

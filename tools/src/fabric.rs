@@ -83,8 +83,8 @@ pub struct Args {
     #[command(flatten)]
     settings: Settings,
     /// Run with each of these settings and print them side by side: congestion controls, as off,dcqcn, or values of any
-    /// option of the groups above, as kmin=50KB,100KB or pfc=on,off; a plus joins options (kmin=50KB+pmax=1). If it is
-    /// given several times, all combinations are run.
+    /// option of the groups "Links and switches", "Hosts" and "Time", as kmin=50KB,100KB or pfc=on,off; a plus joins options
+    /// (kmin=50KB+pmax=1). If it is given several times, all combinations are run.
     #[arg(long, value_name = "LIST", help_heading = "What is run and printed")]
     compare: Vec<String>,
     /// Seed of all random decisions; 1 by default.
@@ -96,11 +96,11 @@ pub struct Args {
     /// Simulations that run in parallel; by default the number of cores.
     #[arg(long, value_name = "N", help_heading = "What is run and printed", value_parser = options::between::<1, 1024>)]
     jobs: Option<u64>,
-    /// Write plots of rates and queues over time, for the first seed of each setting.
+    /// Write plots of rates and queues over time, for the first seed of each setting; for allreduce, of time over size.
     #[arg(long, value_name = "FILE", help_heading = "What is run and printed")]
     svg: Option<PathBuf>,
     /// Record the packets of a port, named as in the report (switch0:3, host2), into a pcapng file with virtual time;
-    /// can be given several times, for a single run.
+    /// can be given several times. Not with --compare, --seeds or allreduce.
     #[arg(long, value_name = "PORT=FILE", help_heading = "What is run and printed")]
     pcap: Vec<PortFile>,
     #[command(flatten, next_help_heading = "What is run and printed")]
@@ -135,8 +135,9 @@ docs/fabric.md describes the format):
   alltoall     N hosts (16), each sends 1 MB to each other host
   websearch    N hosts (32), a web search workload, 30 % load, 20 ms
 
-The report has goodput, flow completion times (FCT: from the post of a message to its completion) and slowdown (FCT divided by that of the flow \
-alone), Jain's fairness index, queues, marks, CNPs, pauses, drops and retransmissions.";
+The report has goodput, flow completion times (FCT: from the post of a message to its completion) and \
+slowdown (FCT divided by that of the flow alone), Jain's fairness index, queues, marks, CNPs, pauses, drops \
+and retransmissions.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -150,9 +151,10 @@ Examples:
   ferroce fabric victim --describe > victim.toml; ferroce fabric victim.toml
       The scenario as a file, to be changed.
 
-Exit status: 0 if every message was completed, or the scenario has no end and ran until its limit; 1 if a queue pair failed \
-or a message was not completed (the report is printed); 2 if a value is invalid or has no effect; 130 if it was \
-interrupted (the results until then are printed).";
+Exit status: 0 if every message was completed, or the scenario has no end and ran until its limit; 1 if a \
+queue pair failed, a message was not completed, or nothing was delivered or measured (the report is \
+printed); 2 if a value is invalid or has no effect; 130 if it was interrupted (the results until then are \
+printed).";
 
 /// Runs the command and prints the report.
 ///

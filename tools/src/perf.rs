@@ -94,7 +94,7 @@ pub struct Args {
     /// latency 2; atomics always have 8.
     #[arg(short, long, value_name = "BYTES", value_parser = quantity::length::<1, MAX_SIZE>)]
     size: Option<u32>,
-    /// All sizes from 2 B to 8 MiB, each for 5000 messages or 256 MiB, whichever is less.
+    /// All sizes from 2 B to 8 MiB. Without -n, -D, --bytes and perftest, at most 256 MiB of each size.
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
     /// Messages of each size. Default: bandwidth 5000 (with perftest 1000, except WRITE), latency 1000.

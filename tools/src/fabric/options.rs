@@ -20,16 +20,16 @@ pub(crate) struct SceneOptions {
     /// N of the scenario: hosts that send at once (incast, fairness, burst, victim), or hosts or ranks in all (the others).
     #[arg(long, value_name = "N", visible_aliases = ["senders", "ranks"], value_parser = whole::<usize>)]
     pub(crate) hosts: Option<usize>,
-    /// Length of a message, as 64KB or 1MiB; for alltoall the length for each other host; for allreduce the reduced sizes: one,
-    /// several (1KiB,1MiB), or each power of four between two (1KiB..256MiB); 1KiB..4MiB by default.
+    /// Length of a message, as 64KB or 1MiB; for alltoall the length for each other host; for allreduce the sizes to simulate:
+    /// one, several (1KiB,1MiB), or a range in which each is four times the one before (1KiB..256MiB); 1KiB..4MiB by default.
     #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
     pub(crate) bytes: Option<ByteList>,
     /// Messages of each flow, one after the other, 10 by default; for burst, allreduce and alltoall the number of rounds, 5 by
     /// default for burst, 1 for the others.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) count: Option<usize>,
-    /// For allreduce: a list of direct, two_step, ring, halving, tree, hierarchical (ring,tree); auto is the library's choice for
-    /// each size; all, the default, simulates all.
+    /// For allreduce: a list, as ring,tree, of direct, two_step, ring, halving, tree and hierarchical; auto is the library's choice
+    /// for each size; all, the default, simulates all.
     #[arg(long, value_name = "LIST")]
     pub(crate) algorithm: Option<Algorithms>,
     /// For allreduce: ports of each rank (rails), 1 to 8; 1 by default. Each port is a host of the fabric: of R ranks,
