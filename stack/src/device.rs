@@ -469,7 +469,7 @@ mod tests {
             ("loopback,shm=off", "no option"),
             ("ibverbs:rxe0,shm=off", "no option"),
             ("shm:lab,icrc=on", "'icrc=on' is not an option"),
-            ("shm:lab,shm=off", "shm=noicrc alone"),
+            ("shm:lab,shm=off", "only the option shm=noicrc"),
             ("udp:10.0.0.1,shm=off,shm=noicrc", "'shm=off,shm=noicrc' is not an option"),
             ("10.0.0.1", "the driver is missing: udp:10.0.0.1"),
             ("fe80::1", "the driver is missing: udp:fe80::1"),

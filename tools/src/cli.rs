@@ -45,11 +45,11 @@ status does not change. Any other failure to write standard output is an error."
 const LONG_VERSION: &str = if cfg!(feature = "af_xdp") {
     concat!(
         env!("CARGO_PKG_VERSION"),
-        "\ndrivers: af_xdp, udp, loopback; dpdk and ibverbs where their libraries are"
+        "\ndrivers: af_xdp, udp, shm, loopback; dpdk and ibverbs where their libraries are"
     )
 } else {
     concat!(
         env!("CARGO_PKG_VERSION"),
-        "\ndrivers: udp, loopback; dpdk and ibverbs where their libraries are; built without af_xdp"
+        "\ndrivers: udp, shm, loopback; dpdk and ibverbs where their libraries are; built without af_xdp"
     )
 };

@@ -198,8 +198,7 @@ mod tests {
             let message = format!("qpns of the driver = ({rest}, {divisor}): {expected}");
             assert_eq!(refused(qpns, 1), Err(message));
         }
-        let message =
-            "max_qps = 20000: fewer queue pairs: this driver leaves every 512th number, 32768 in all";
+        let message = "max_qps = 20000: fewer queue pairs: this driver leaves the context every 512th number, 32768 in all";
         assert_eq!(refused((511, 512), 20_000), Err(message.to_owned()));
     }
 }
