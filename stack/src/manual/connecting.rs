@@ -172,10 +172,10 @@
 //! | `timeout_at_least` of 4 s | 20 | 4.295 s | 34 s |
 //!
 //! To change the ACK timeout, use [`ReadyToSend::timeout_at_least`] in the transition to RTS, or
-//! [`ConnectionParameters::timeout_at_least`], which is for both ends. In two cases a failure is reported later than the retry
-//! budget: for sends with [`lazy_ack`](SendFlags::lazy_ack) by a quarter of the ACK timeout; and while congestion control or a lack
-//! of [staging chunks](Config::staging_chunk) delays requests at this end, because this extends the timer. An RNIC has a timer of
-//! its own, which may differ (docs/protocol.md §8).
+//! [`ConnectionParameters::timeout_at_least`] with `connect`, for both ends (with `accept` it has no effect). In two cases a
+//! failure is reported later than the retry budget: for sends with [`lazy_ack`](SendFlags::lazy_ack) by a quarter of the ACK
+//! timeout; and while congestion control or a lack of [staging chunks](Config::staging_chunk) delays requests at this end, because
+//! this extends the timer. An RNIC has a timer of its own, which may differ (docs/protocol.md §8).
 //!
 //! Messages of the connection manager have a timeout of the same form, by default N = 20 (4.3 s) and 15 retries. So a `connect` to
 //! a host that does not answer fails after 16 · 4.3 s = 69 s ([`ConnectionParameters::patience`]), and sooner if the network

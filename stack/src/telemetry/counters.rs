@@ -70,9 +70,9 @@ counters! {
     NpCnpSent: "np_cnp_sent", Mlx5;
     /// Congestion notification packets that the congestion control of a queue pair handled.
     RpCnpHandled: "rp_cnp_handled", Mlx5;
-    /// Packets with a likely IPv4 ID, computed from the ICRC: a check of 25 bits.
+    /// Packets with a likely IPv4 ID, computed from the ICRC: a check of 25 bits, not of 32.
     RxIdentificationLikely: "rx_icrc_identification_likely", Ferroce;
-    /// Packets with an unlikely IPv4 ID, computed from the ICRC: a check of 16 bits.
+    /// Packets with an unlikely IPv4 ID, computed from the ICRC: a check of 16 bits, not of 32.
     RxIdentificationSolved: "rx_icrc_identification_solved", Ferroce;
     /// Request packets retransmitted.
     RetransmittedPkts: "retransmitted_pkts", Ferroce;
