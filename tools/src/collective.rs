@@ -91,8 +91,8 @@ pub struct Args {
     /// 1: compare every element with the expected value, in one additional iteration that is not timed. 0: do not.
     #[arg(short, long, value_name = "0|1", default_value = "1", hide_possible_values = true, action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new())]
     check: bool,
-    /// Measure only in place (input and output are the same memory); by default in place and out of place. Not for all_to_all and
-    /// send_receive.
+    /// Measure only in place (input and output are the same memory); by default in place and out of place. Not for all_to_all,
+    /// send_receive and barrier.
     #[arg(long, conflicts_with = "out_of_place")]
     in_place: bool,
     /// Measure only out of place (input and output are separate memory); by default in place and out of place.

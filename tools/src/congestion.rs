@@ -19,7 +19,7 @@ pub(crate) struct CongestionArgs {
     #[arg(long, value_name = "GBPS")]
     pub(crate) line_rate: Option<Gigabits>,
     /// DSCP of the packets of this end, 0 to 63; switches map it to a traffic class (for RoCE often 26). Default: 0,
-    /// but at the server of rping and ucmatose the DSCP of the client.
+    /// but at the server of rping and ucmatose the DSCP of the client. The server of udaddy always uses that of the client.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=63))]
     pub(crate) dscp: Option<u8>,
 }
