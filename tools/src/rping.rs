@@ -24,8 +24,8 @@ use advertisement::Advertisement;
 
 /// Connects by the connection manager and moves data there and back by READ, WRITE and SEND, as rping does.
 ///
-/// Without HOST it is the server (as `rping -s`) and serves one client; with HOST the client (as `rping -c HOST`). The
-/// other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in this process.
+/// Without HOST it is the server (as `rping -s`) and serves one client; with HOST the client (as `rping -c -a HOST`).
+/// The other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
