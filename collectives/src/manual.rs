@@ -223,8 +223,9 @@
 //!
 //! # What the network must let through
 //!
-//! The network must pass UDP port 4791 between all ranks, on each rail, and TCP to the bootstrap address of rank 0 (`MASTER_ADDR`
-//! and `MASTER_PORT`, or the address in a [`UniqueId`]) while the ranks meet. `ferroce doctor` checks UDP port 4791.
+//! The network must pass UDP port 4791 between all ranks, on each rail, and TCP to the bootstrap address and port of rank 0 while
+//! the ranks meet. [`Bootstrap::from_env`] lists both by launcher; a [`UniqueId`] contains them. `ferroce doctor` checks UDP port
+//! 4791.
 //!
 //! Sources: docs/decisions/14-collectives.md (design and measurements), docs/measurements.md (numbers); `collectives/src/choice.rs`
 //! (choice of the algorithm), `collectives/src/schedule` (algorithms and orders), `collectives/src/flight/diagnosis.rs` (findings),

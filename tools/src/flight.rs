@@ -25,8 +25,8 @@ use sources::Sources;
 /// there when a communicator fails, and by `ferroce collective` on SIGTERM. Files of several hosts are shown together. Times then
 /// depend on the hosts' clocks; late and waiting ranks are found without the clocks.
 ///
-/// Exit status: 0 if every file and process that was named has a recording, 1 if not, 2 for wrong usage. If some files of a
-/// directory can't be read, the others are still shown, and the exit status is 1.
+/// Exit status: 0 if there is something to show, and every file and process that was named has a recording; 1 if not; 2 for wrong
+/// usage. If some files of a directory can't be read, the others are still shown, and the exit status is 1.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -42,8 +42,8 @@ pub struct Args {
     /// Write these operations as a time line with a row per rank.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write the recordings of the named processes, or of all of this host, to new files in DIR that only their owner can read, and
-    /// print only the file names. For ranks of any launcher; run it on each host.
+    /// Write the recordings of the named processes, or of all of this host, to new files in DIR, which must exist, and print only
+    /// the file names. Only their owner can read the files. For ranks of any launcher; run it on each host.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["communicator", "last", "svg", "json"])]
     dump: Option<PathBuf>,
     #[command(flatten)]
@@ -53,7 +53,7 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   ferroce flight                                the communicators of this host's processes now
-  ferroce flight --dump /var/tmp/job            one file per process, to be read on any host
+  ferroce flight --dump /var/tmp/job            one file per process, in an existing directory
   kill -USR1 PID                                a rank of `ferroce collective` writes a file
   FERROCE_FLIGHT_DIR=/var/tmp/job torchrun ...  ranks whose communicator fails write files there
   ferroce flight /var/tmp/job --svg job.svg     all files there; first copy those of other hosts";

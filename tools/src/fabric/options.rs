@@ -154,7 +154,8 @@ pub(crate) struct Settings {
     /// Maximum number of unacknowledged packets of a queue pair; 512 by default.
     #[arg(long, value_name = "PACKETS", help_heading = "Hosts", value_parser = whole::<u32>)]
     pub(crate) window: Option<u32>,
-    /// ACK timeout, 4.096 us · 2^N; by default the smallest one above four times the time in which a full buffer drains.
+    /// ACK timeout, 4.096 us · 2^N; by default the smallest N from 8 to 24 with which it is above four times the time in which
+    /// a full buffer drains.
     #[arg(long, value_name = "N", help_heading = "Hosts", value_parser = whole::<u8>)]
     pub(crate) ack_timeout: Option<u8>,
     /// DSCP of the data; 26 by default, in class 3.
