@@ -155,8 +155,7 @@ impl Computer {
     /// The error of a device that does not complete its computations.
     pub(crate) fn hangs(&self, waited: Duration) -> Error {
         let device = self.device().map_or_else(|| "a device".to_owned(), |device| device.name().to_owned());
-        let reason =
-            format!("its copies and reductions have not ended for {waited:?}, and may still write to memory");
+        let reason = format!("not ended for {waited:?}; they may still write to memory");
         Error::Gpu(GpuError::Call { device, call: "copies and reductions", reason })
     }
 

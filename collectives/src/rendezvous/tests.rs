@@ -409,7 +409,7 @@ fn a_peer_of_another_version_is_told_the_version() {
         let long = [newer.as_bytes(), &[0; 60_000]].concat();
         for _ in 0..20 {
             let told = answer(address, &long).expect("no word");
-            assert!(told.contains("version 9: must be 2: every rank needs"), "{told}");
+            assert!(told.contains("version 9: must be 2; every rank needs"), "{told}");
         }
     });
 }

@@ -394,8 +394,8 @@ fn errors_name_the_offset_of_damage() {
             after(little.words(&[5, 13])),
             "the block at byte 48 has length 13: must be 12 to 16777216, a multiple of 4",
         ),
-        (after(little.words(&[5, 8])), "the block at byte 48 has length 8;"),
-        (after(little.words(&[5, u32::MAX - 3])), "the block at byte 48 has length 4294967292;"),
+        (after(little.words(&[5, 8])), "the block at byte 48 has length 8: must be"),
+        (after(little.words(&[5, u32::MAX - 3])), "the block at byte 48 has length 4294967292: must be"),
         (
             after(little.words(&[SECTION_HEADER, 28, 7])),
             "the section at byte 48 has byte-order magic 0x00000007",

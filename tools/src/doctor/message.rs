@@ -234,7 +234,7 @@ mod tests {
         let hello = Hello { qpn: 0x11, ..crate::doctor::probe::tests::hello("10.0.0.1", true) };
         let bytes = DoctorMessage::Hello(hello).to_bytes().expect("short enough");
         let refused = DoctorMessage::parse(&bytes[4..]).expect_err("a queue pair's");
-        assert_eq!(refused, "probes to queue pair 0x11; 0xffff00 to 0xfffffe are right");
+        assert_eq!(refused, "probes to queue pair 0x11: must be 0xffff00 to 0xfffffe");
         let nonsense = DoctorMessage::parse(&[0xff; 5000]).expect_err("no JSON");
         assert!(nonsense.len() < 1000, "{nonsense}");
         let unknown = format!("{{\"\\u001b]0;pwned\\u0007\\u202e{}\":1}}", "A".repeat(60_000));
