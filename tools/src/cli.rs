@@ -29,7 +29,8 @@ Environment:
             RUST_LOG=warn,ferroce_driver=debug. --quiet is the same as RUST_LOG=warn.
   FERROCE_FLIGHT_DIR  the directory in which a rank whose communicator fails writes its flight
             recording (see `ferroce flight`).
-  NO_COLOR  if set, no ANSI codes; the same if TERM is dumb or standard error is not a terminal.
+  NO_COLOR  if not empty, no ANSI codes; the same if TERM is dumb or standard error is not a
+            terminal.
 
 Exit status:
   0    the work was done

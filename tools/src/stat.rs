@@ -37,7 +37,7 @@ pub(crate) use table::title;
 /// The JSON is an array of contexts; with --watch one array per line.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Only this process, or this device: the name of an interface.
+    /// Only this process, or this device: the name of an interface (eth0) or RNIC (mlx5_0).
     #[arg(value_name = "PID|DEVICE")]
     which: Option<String>,
     /// Also show counters that are 0, and limits, which do not change.
