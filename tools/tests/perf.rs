@@ -251,7 +251,7 @@ fn a_peer_that_is_killed_ends_the_work_of_devices_in_error() {
             assert_eq!(survivor.code, Some(1), "{test}: {survivor:#?}");
             assert!(survivor.took < Duration::from_secs(6), "{test}: {survivor:#?}");
             let last = survivor.stderr.lines().last().unwrap();
-            assert!(last.starts_with("ferroce perf: the other end is gone"), "{test}: {survivor:#?}");
+            assert!(last.starts_with("ferroce perf: the other end has ended"), "{test}: {survivor:#?}");
         }
     }
 }
@@ -290,7 +290,7 @@ fn a_peer_that_is_killed_ends_the_work_in_error() {
             }
             // The cause precedes its consequences.
             let last = survivor.stderr.lines().last().unwrap();
-            assert!(last.starts_with("ferroce perf: the other end is gone"), "{test}: {survivor:#?}");
+            assert!(last.starts_with("ferroce perf: the other end has ended"), "{test}: {survivor:#?}");
             assert!(!survivor.stderr.contains("0.0 s to complete"), "{test}: {survivor:#?}");
         }
         // Both ends can start again at once.
