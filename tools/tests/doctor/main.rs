@@ -413,7 +413,10 @@ fn nobody_gets_probes_that_has_not_asked() {
     let answer = client.send_probes(1, 1000);
     assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("12 rounds")), "{answer}");
     let answer = Client::at("127.0.0.1").send_probes(1, 60_000);
-    assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("60000 bytes: must be 64 to 4200")), "{answer}");
+    assert!(
+        answer["Failed"].as_str().is_some_and(|why| why.contains("60000 bytes: must be 64 to 4200")),
+        "{answer}"
+    );
     far.interrupt();
     // Outside a check, a signal is the normal end.
     assert_eq!(far.end().code, Some(0));
